@@ -1,0 +1,39 @@
+"""What can go wrong, under one base class. Every message says what was seen, what is allowed and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InlayError(ValueError):
+    """Base of every error that Inlay raises on purpose."""
+
+
+class NamingError(InlayError):
+    """A name is taken, unknown or badly formed."""
+
+
+class ConfigError(InlayError):
+    """A method, head or other setting has a value that cannot be used."""
+
+
+class SetupError(InlayError):
+    """A setup has no meaning, or does not fit what is on the host."""
+
+
+class AnatomyError(InlayError):
+    """It is not certain where things are in this host."""
+
+
+class CheckpointError(InlayError):
+    """A folder on disk is not a whole, unaltered inlay for this host."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """" Did you mean 'x'?", or the known words when none is near."""
+    known = sorted(known)
+    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" Known: {', '.join(known) or 'none'}."

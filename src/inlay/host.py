@@ -1,0 +1,186 @@
+"""What a user does with a host: add, activate, train, freeze, remove, summary, strip. Every verb is a function over it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from inlay.errors import NamingError, SetupError
+from inlay.heads import Head
+from inlay.methods.base import Method
+from inlay.registry import ATTRIBUTE, Inlay, Inlays, forget_compiled
+from inlay.setup import Setup, names_in
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def add(host: nn.Module, name: str, method: Method, *, head: Head | None = None, norms: bool | None = None) -> None:
+    """Set a new inlay into a host. It does not act until it is activated.
+
+    head:  a head of its own, which stands in for the host's while the inlay is active.
+    norms: whether it owns a copy of every norm of the host; None leaves that to the method.
+    """
+    model = bare(host)
+    free_name(model, name)
+    if not isinstance(method, Method):
+        raise SetupError(f"a method is an object such as inlay.Pfeiffer(reduction=16), got {method!r}")
+    known = getattr(model, ATTRIBUTE, None)
+    inlays = known or Inlays(model)
+    try:
+        inlay = Inlay(name, method, head, method.trains_norms if norms is None else norms).fill(model, inlays.anatomy)
+        if not inlay.parts:
+            raise SetupError(f"{method!r} has no place in {type(model).__name__}")
+    except BaseException:
+        if known is None:
+            inlays.entry.unhook()
+        raise
+    setattr(model, ATTRIBUTE, inlays)
+    inlays.admit(model, inlay)
+
+
+def activate(host: nn.Module, setup: Setup) -> None:
+    """Make a setup act: a name, a Stack, Average or Rows of them, or None for the bare host."""
+    model = bare(host)
+    if setup is None and not hasattr(model, ATTRIBUTE):
+        return
+    inlays_of(model).activate(model, setup)
+
+
+@contextmanager
+def activated(host: nn.Module, setup: Setup) -> Iterator[None]:
+    """Activate a setup for the length of a `with` block, then restore what was active before."""
+    before = active(host)
+    activate(host, setup)
+    try:
+        yield
+    finally:
+        activate(host, before)
+
+
+def active(host: nn.Module) -> Setup:
+    """The setup that acts now."""
+    inlays = getattr(bare(host), ATTRIBUTE, None)
+    return inlays.active if inlays is not None else None
+
+
+def train(host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None) -> None:
+    """Activate a setup and let it train: its inlays, or only those named, require gradients; all else is frozen."""
+    inlays = inlays_of(host)
+    if setup is None:
+        raise SetupError("nothing to train: the bare host has no inlay. Name one, as in inlay.train(host, 'rte').")
+    learners = names_in(setup) if only is None else tuple(only)
+    for name in learners:
+        inlays[name]
+        if name not in names_in(setup):
+            raise SetupError(f"{name!r} cannot train: it is not part of {setup!r}.")
+    activate(host, setup)
+    freeze(host)
+    for name in learners:
+        inlays[name].requires_grad_(True)
+    host.train()
+
+
+def freeze(host: nn.Module, name: str | None = None) -> None:
+    """Stop one inlay from training; or, without a name, the host and all its inlays."""
+    (bare(host) if name is None else inlays_of(host)[name]).requires_grad_(False)
+
+
+def remove(host: nn.Module, name: str) -> None:
+    """Take an inlay off the host."""
+    inlays = inlays_of(host)
+    inlays[name]
+    if name in names_in(inlays.active):
+        raise SetupError(f"{name!r} is active. Activate something else first, for instance inlay.activate(host, None).")
+    inlays.dismiss(name)
+    inlays.activate(bare(host), inlays.active)
+
+
+def strip(host: nn.Module) -> None:
+    """Take everything off: the host is again exactly what it was before the first `add`."""
+    model = bare(host)
+    inlays = getattr(model, ATTRIBUTE, None)
+    if inlays is None:
+        return
+    inlays.activate(model, None)
+    for hooked in (*inlays.sites.values(), inlays.entry):
+        hooked.unhook()
+    delattr(model, ATTRIBUTE)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in inlays.original.requires_grad)
+    forget_compiled()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One inlay in a summary."""
+
+    name: str
+    method: str
+    parameters: int
+    percent: float
+    active: bool
+    trainable: bool
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is on a host; prints as a table."""
+
+    host: str
+    host_parameters: int
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.host}, {self.host_parameters:,} parameters", f"{'inlay':<20} {'method':<12} {'parameters':>12} {'% of host':>10}"]
+        for row in self.rows:
+            marks = " ".join(word for word in ("active", "trainable") if getattr(row, word))
+            lines.append(f"{row.name:<20} {row.method:<12} {row.parameters:>12,} {row.percent:>10.3f}  {marks}".rstrip())
+        return "\n".join(lines)
+
+
+def summary(host: nn.Module) -> Summary:
+    """Names, methods, parameters, share of the host, and what is active and trainable."""
+    model = bare(host)
+    inlays = getattr(model, ATTRIBUTE, None)
+    ours = set(inlays.parameters()) if inlays is not None else set()
+    size = sum(p.numel() for p in model.parameters() if p not in ours)
+    acting = names_in(active(model))
+    rows = []
+    for inlay in inlays or ():
+        count = sum(p.numel() for p in inlay.parameters())
+        trainable = any(p.requires_grad for p in inlay.parameters())
+        rows.append(Row(inlay.name, inlay.method.kind, count, 100 * count / size, inlay.name in acting, trainable))
+    return Summary(type(model).__name__, size, tuple(rows))
+
+
+def bare(host: nn.Module) -> PreTrainedModel:
+    """The transformers model inside torch.compile's, DDP's or accelerate's wrapper."""
+    while not isinstance(host, PreTrainedModel):
+        inner = getattr(host, "_orig_mod", None) or getattr(host, "module", None)
+        if not isinstance(inner, nn.Module):
+            raise SetupError(f"a host is a transformers model, got {type(host).__name__}")
+        host = inner
+    return host
+
+
+def inlays_of(host: nn.Module) -> Inlays:
+    inlays = getattr(bare(host), ATTRIBUTE, None)
+    if inlays is None:
+        raise NamingError("this host has no inlays yet. Start with inlay.add(host, name, method) or inlay.load(host, path).")
+    return inlays
+
+
+def free_name(host: PreTrainedModel, name: str) -> None:
+    """Refuse a name that is badly formed or taken."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise NamingError(
+            f"{name!r} cannot be a name: use 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or a digit."
+        )
+    inlays = getattr(host, ATTRIBUTE, None)
+    if inlays is not None and name in inlays:
+        raise NamingError(f"the name {name!r} is taken. Choose another, or inlay.remove(host, {name!r}) first.")

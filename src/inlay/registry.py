@@ -1,0 +1,293 @@
+"""What lives in the host's module tree: the inlays, the sites they act at, and the setup that is active.
+
+    host ── inlays (Inlays) ─┬─ all    name → Inlay ── parts   place → module
+                             │                      └─ shared  what its modules have in common
+                             ├─ sites  place → Site
+                             └─ entry  Entry
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from inlay import plan
+from inlay.anatomy import Anatomy, Place
+from inlay.errors import NamingError, SetupError, nearest
+from inlay.heads import Head, PooledHead, bare_copy, build_head
+from inlay.methods.base import Method
+from inlay.setup import Average, Rows, Setup, Stack, names_in, walk
+from inlay.sites import Entry, HeadSite, Site
+
+ATTRIBUTE = "inlays"
+
+
+def key_of(name: str) -> str:
+    """A name as a module's name, which may not have dots."""
+    return name.replace(".", ":")
+
+
+class Inlay(nn.Module):
+    """A named set of small parameters for one host."""
+
+    def __init__(self, name: str, method: Method, head: Head | None = None, norms: bool = False) -> None:
+        super().__init__()
+        self.name = name
+        self.method = method
+        self.head = head
+        self.norms = norms
+        self.shared = method.share()
+        self.parts = nn.ModuleDict()
+        self.left_out = 0
+        """In training: the first layers that this step leaves out."""
+
+    def fill(self, host: PreTrainedModel, anatomy: Anatomy) -> Inlay:
+        """Build every module, on the device and in the dtype of its place."""
+        for place in self.method.places(anatomy):
+            like = _parameter_near(host, place.module)
+            with torch.device(like.device):
+                part = self.method.build(place, anatomy, host, self.shared)
+            self.parts[key_of(place.id)] = part.to(like.dtype)
+        if self.norms:
+            for place in anatomy.of_kind("norm"):
+                self.parts[key_of(place.id)] = bare_copy(host.get_submodule(place.module))
+        if self.head is not None:
+            like = _parameter_near(host, anatomy.head[-1] if anatomy.head else "")
+            for place_id, part in build_head(host, anatomy, self.head).items():
+                self.parts[key_of(place_id)] = part.to(like.device, like.dtype)
+        return self
+
+    def part(self, place: Place) -> nn.Module | None:
+        key = key_of(place.id)
+        return self.parts[key] if key in self.parts else None
+
+    def place_ids(self) -> list[str]:
+        return [key.replace(":", ".") for key in self.parts]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What is saved: tensors by `<place>.<parameter>` and `shared.<parameter>`."""
+        found = {f"shared.{k}": v for k, v in self.shared.state_dict().items()}
+        for key, part in self.parts.items():
+            found |= {f"{key.replace(':', '.')}.{k}": v for k, v in part.state_dict().items()}
+        return found
+
+    def draw(self) -> None:
+        """Once per training step: whatever this inlay leaves to chance."""
+        depth = self.method.drawn_depth()
+        self.left_out = int(torch.randint(0, depth + 1, ())) if depth else 0
+
+
+def _parameter_near(host: nn.Module, path: str) -> nn.Parameter:
+    """A floating-point parameter at or above a module, for its device and dtype."""
+    while True:
+        for parameter in host.get_submodule(path).parameters():
+            if parameter.is_floating_point():
+                return parameter
+        if not path:
+            raise SetupError("the host has no floating-point parameters")
+        path = path.rpartition(".")[0]
+
+
+@dataclass
+class Original:
+    """What the host was like before the first inlay, for `strip`."""
+
+    requires_grad: frozenset[str]
+    num_labels: int | None
+    id2label: dict[int, str] | None
+    label2id: dict[str, int] | None
+    problem_type: str | None
+
+    @classmethod
+    def of(cls, host: PreTrainedModel) -> Original:
+        config = host.config
+        return cls(
+            frozenset(name for name, p in host.named_parameters() if p.requires_grad),
+            getattr(host, "num_labels", None),
+            getattr(config, "id2label", None),
+            getattr(config, "label2id", None),
+            getattr(config, "problem_type", None),
+        )
+
+
+class Inlays(nn.Module):
+    """All inlays of one host."""
+
+    def __init__(self, host: PreTrainedModel) -> None:
+        super().__init__()
+        self.anatomy = Anatomy(host)
+        self.original = Original.of(host)
+        self.all = nn.ModuleDict()
+        self.sites = nn.ModuleDict()
+        self.entry = Entry(host, self.anatomy)
+        self.active: Setup = None
+
+    # names
+
+    def __contains__(self, name: str) -> bool:
+        return key_of(name) in self.all
+
+    def __getitem__(self, name: str) -> Inlay:
+        if name not in self:
+            raise NamingError(f"no inlay named {name!r} on this host.{nearest(name, self.names())}")
+        return self.all[key_of(name)]  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[Inlay]:
+        return iter(self.all.values())  # type: ignore[arg-type]
+
+    def names(self) -> list[str]:
+        return [inlay.name for inlay in self]
+
+    # coming and going
+
+    def admit(self, host: PreTrainedModel, inlay: Inlay) -> None:
+        """Take in a filled inlay and hook the places that are new."""
+        inlay.train(host.training)
+        self.all[key_of(inlay.name)] = inlay
+        for place_id in inlay.place_ids():
+            if key_of(place_id) not in self.sites:
+                place = self.anatomy.places[place_id]
+                site = HeadSite(host, place, self.entry) if place.kind == "head" else Site(host, place)
+                self.sites[key_of(place_id)] = site
+        forget_compiled()
+
+    def dismiss(self, name: str) -> None:
+        """Let an inlay go, and unhook the places that nobody needs any more."""
+        del self.all[key_of(name)]
+        needed = {place_id for inlay in self for place_id in inlay.place_ids()}
+        for key in [key for key in self.sites if key.replace(":", ".") not in needed]:
+            self.sites[key].unhook()  # type: ignore[operator]
+            del self.sites[key]
+        forget_compiled()
+
+    # acting
+
+    def activate(self, host: PreTrainedModel, setup: Setup) -> None:
+        """Resolve a setup at every place first, then switch over: an error changes nothing."""
+        for name in names_in(setup):
+            self[name]
+        heads = self.heads(setup)
+        steps = {key: self._step(host, setup, site.place) for key, site in self.sites.items()}  # type: ignore[arg-type]
+        for key, step in steps.items():
+            self.sites[key].step = step  # type: ignore[assignment]
+        self.active = setup
+        self.entry.expect(
+            rows=next((len(s.parts) * s.each for s in walk(setup) if isinstance(s, Rows)), None),
+            pools=any(head.pooling for head in heads),
+            drawn=[self[name] for name in names_in(setup)],
+        )
+        show_labels(host, heads, self.original)
+
+    def heads(self, setup: Setup) -> list[Head]:
+        """The own heads that stand in for the host's; several only under Rows."""
+        if setup is None:
+            return []
+        if isinstance(setup, str):
+            head = self[setup].head
+            return [head] if head is not None else []
+        found = [heads for part in setup.parts if (heads := self.heads(part))]
+        if isinstance(setup, Stack):
+            return found[-1] if found else []
+        flat = [head for heads in found for head in heads]
+        if isinstance(setup, Average) and len(flat) > 1:
+            if len(found) < len(setup.parts):
+                raise SetupError(f"{setup}: some parts have a head of their own and some have not. Give all or one of them a head.")
+            if len({head.names for head in flat}) > 1:
+                raise SetupError(f"{setup}: its parts have heads with different labels, which have no mean. Use Rows, or one head.")
+        return flat
+
+    def _step(self, host: nn.Module, setup: Setup, place: Place) -> plan.Step | None:
+        if place.kind == "norm":
+            return self._stand_in(setup, place, plan.HostNorm(host.get_submodule(place.module)))
+        if place.kind == "head":
+            return self._stand_in(setup, place, plan.Unchanged())
+        return self._change(host, setup, place, setup)
+
+    def _change(self, host: nn.Module, setup: Setup, place: Place, norms_of: Setup) -> plan.Step | None:
+        """`norms_of`: the nearest whole branch, whose own norms stand in for the host's when a method reads them."""
+        if setup is None:
+            return None
+        if isinstance(setup, str):
+            inlay = self[setup]
+            if (module := inlay.part(place)) is None:
+                return None
+            return plan.Change(module, inlay.method.reads_at(place), place.layer, inlay, self._norm(host, norms_of, place))
+        if isinstance(setup, Stack):
+            steps = [self._change(host, part, place, norms_of) for part in setup.parts]
+            acting = tuple(step for step in steps if step is not None)
+            return plan.Chain(acting) if len(acting) > 1 else (acting[0] if acting else None)
+        return _branches(setup, lambda part: self._change(host, part, place, part), plan.Unchanged())
+
+    def _norm(self, host: nn.Module, setup: Setup, place: Place) -> plan.Step | None:
+        if place.norm is None:
+            return None
+        fallback = plan.HostNorm(host.get_submodule(place.norm))
+        norm = self.anatomy.at("norm", place.norm)
+        return (self._stand_in(setup, norm, fallback) if norm is not None else None) or fallback
+
+    def _stand_in(self, setup: Setup, place: Place, fallback: plan.Step) -> plan.Step | None:
+        """In a Stack the uppermost part that owns the module stands in; elsewhere each part has its own."""
+        if setup is None:
+            return None
+        if isinstance(setup, str):
+            module = self[setup].part(place)
+            if isinstance(module, PooledHead):
+                return plan.PooledStandIn(module)
+            return plan.StandIn(module) if module is not None else None
+        if isinstance(setup, Stack):
+            steps = [self._stand_in(part, place, fallback) for part in setup.parts]
+            return next((step for step in reversed(steps) if step is not None), None)
+        if isinstance(setup, Average) and place.kind == "head":
+            owners = [step for part in setup.parts if (step := self._stand_in(part, place, fallback)) is not None]
+            if len(owners) == 1:
+                return owners[0]
+        return _branches(setup, lambda part: self._stand_in(part, place, fallback), fallback)
+
+
+def _branches(setup: Average | Rows, step_of: Callable[[Setup], plan.Step | None], absent: plan.Step) -> plan.Step | None:
+    """The step of an Average or Rows from those of its parts; `absent` where a part does nothing."""
+    if isinstance(setup, Average):
+        steps = [step_of(part) for part in setup.parts]
+        if all(step is None for step in steps):
+            return None
+        return plan.Mean(tuple(step or absent for step in steps), setup.weights)
+    groups: dict[Setup, list[int]] = {}
+    for row, part in enumerate(setup.parts):
+        groups.setdefault(part, []).append(row)
+    by_part = {part: step_of(part) for part in groups}
+    if all(step is None for step in by_part.values()):
+        return None
+    return plan.Split(tuple(step or absent for step in by_part.values()), tuple(map(tuple, groups.values())))
+
+
+def show_labels(host: PreTrainedModel, heads: Iterable[Head], original: Original) -> None:
+    """Losses and pipelines of transformers ask the host for its labels: while an own head is active, give them that head's."""
+    heads = [head for head in heads if head.names is not None]
+    names: tuple[str, ...] | None = None
+    if len({head.names for head in heads}) == 1:
+        names = heads[0].names
+    elif heads:  # Rows over several tasks: the logits are as wide as the widest
+        names = tuple(f"LABEL_{i}" for i in range(max(len(head.names or ()) for head in heads)))
+    config: Any = host.config
+    if names is None:
+        num, id2label, label2id, problem = original.num_labels, original.id2label, original.label2id, original.problem_type
+    else:
+        num, id2label = len(names), dict(enumerate(names))
+        label2id, problem = {name: i for i, name in id2label.items()}, heads[0].problem_type
+    if original.num_labels is not None:
+        host.num_labels = num  # type: ignore[assignment]
+    if original.id2label is not None:
+        config.id2label, config.label2id, config.problem_type = id2label, label2id, problem
+
+
+def forget_compiled() -> None:
+    """torch.compile does not watch hooks: what it compiled before hooks came or went has to be compiled anew."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()

@@ -1,0 +1,102 @@
+"""Setups: which inlays act, and how.
+
+    "rte"                          one inlay
+    Stack("domain", "rte")         first "domain", then "rte" on its result
+    Average("a", "b")              the mean of both results; weights sum to one
+    Rows("a", "b", "a")            row i of the batch uses the i-th inlay
+    None                           the bare host
+
+Every one of them takes names or other setups, where that has a meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from inlay.errors import SetupError
+
+Setup = Union[str, "Stack", "Average", "Rows", None]
+
+
+@dataclass(frozen=True, init=False)
+class Stack:
+    """One after the other: each part acts on the result of the parts before it."""
+
+    parts: tuple[Setup, ...]
+
+    def __init__(self, *parts: Setup) -> None:
+        object.__setattr__(self, "parts", _checked("Stack", parts))
+
+
+@dataclass(frozen=True, init=False)
+class Average:
+    """The weighted mean of what each part would have given. Weights are scaled to sum to one."""
+
+    parts: tuple[Setup, ...]
+    weights: tuple[float, ...]
+
+    def __init__(self, *parts: Setup, weights: Sequence[float] | None = None) -> None:
+        parts = _checked("Average", parts)
+        given = tuple(map(float, weights)) if weights is not None else (1.0,) * len(parts)
+        if len(given) != len(parts):
+            raise SetupError(f"Average has {len(parts)} parts but {len(given)} weights; give one weight per part.")
+        if not all(w >= 0 for w in given) or not sum(given) > 0 or sum(given) == float("inf"):
+            raise SetupError(f"Average needs finite weights of at least 0 that do not all vanish, got {list(given)}.")
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "weights", tuple(w / sum(given) for w in given))
+
+
+@dataclass(frozen=True, init=False)
+class Rows:
+    """Row i of the batch uses the i-th part; None leaves a row to the bare host.
+
+    `each`: how many rows in succession one part has, where the host sees more rows than there are parts: the beams
+    of a beam search, for instance.
+    """
+
+    parts: tuple[Setup, ...]
+    each: int
+
+    def __init__(self, *parts: Setup, each: int = 1) -> None:
+        if len(parts) == 1 and isinstance(parts[0], list | tuple):
+            parts = tuple(parts[0])
+        if not parts:
+            raise SetupError("Rows() is empty; give one inlay for each row of the batch.")
+        if each < 1:
+            raise SetupError(f"Rows(each={each}): a part needs at least one row.")
+        for part in parts:
+            _check_part("Rows", part)
+            if any(isinstance(inner, Rows) for inner in walk(part)):
+                raise SetupError("Rows inside Rows has no meaning: a row of the batch is already one row.")
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "each", each)
+
+
+def walk(setup: Setup) -> Iterator[Setup]:
+    """The setup and everything inside it."""
+    yield setup
+    if setup is not None and not isinstance(setup, str):
+        for part in setup.parts:
+            yield from walk(part)
+
+
+def names_in(setup: Setup) -> tuple[str, ...]:
+    """Every inlay a setup names, once each, in order."""
+    return tuple(dict.fromkeys(part for part in walk(setup) if isinstance(part, str)))
+
+
+def _checked(kind: str, parts: tuple[Setup, ...]) -> tuple[Setup, ...]:
+    if not parts:
+        raise SetupError(f"{kind}() is empty; name at least one inlay.")
+    for part in parts:
+        if part is None:
+            raise SetupError(f"None inside {kind} has no meaning: it stands for the bare host. Leave it out.")
+        _check_part(kind, part)
+    return parts
+
+
+def _check_part(kind: str, part: object) -> None:
+    if part is not None and not isinstance(part, str | Stack | Average | Rows):
+        raise SetupError(f"{kind} takes names of inlays or other setups, got {part!r}.")

@@ -1,0 +1,14 @@
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def steady() -> None:
+    """The same random numbers in every test, and one thread: two busy cores make two threads slower."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)

@@ -1,0 +1,97 @@
+"""Tiny random hosts, one per family, built on the spot."""
+
+from __future__ import annotations
+
+import torch
+import transformers as hf
+from torch import Tensor
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 50, "pad_token_id": 0}
+GROUPED = SMALL | {"num_key_value_heads": 1, "head_dim": 8, "bos_token_id": 2, "eos_token_id": 1}
+CAUSAL = SMALL | {"bos_token_id": 2, "eos_token_id": 1}
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50, "decoder_start_token_id": 0}
+BART = {
+    "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 50, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+    "forced_eos_token_id": None, "decoder_start_token_id": 2, "num_labels": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+OPT = {
+    "hidden_size": 16, "ffn_dim": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50, "word_embed_proj_dim": 16,
+    "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1, "max_position_embeddings": 64,
+}  # fmt: skip
+
+CONFIGS = {
+    "bert": lambda: hf.BertConfig(**SMALL),
+    "roberta": lambda: hf.RobertaConfig(**CAUSAL),
+    "xlm-roberta": lambda: hf.XLMRobertaConfig(**CAUSAL),
+    "distilbert": lambda: hf.DistilBertConfig(dim=16, n_layers=2, n_heads=2, hidden_dim=24, vocab_size=50),
+    "electra": lambda: hf.ElectraConfig(**SMALL, embedding_size=8),
+    "mpnet": lambda: hf.MPNetConfig(**CAUSAL),
+    "deberta-v2": lambda: hf.DebertaV2Config(
+        **SMALL, relative_attention=True, norm_rel_ebd="layer_norm", pos_att_type=["p2c", "c2p"], position_buckets=8
+    ),
+    "modernbert": lambda: hf.ModernBertConfig(**CAUSAL, sep_token_id=1, cls_token_id=2),
+    "t5": lambda: hf.T5Config(**T5, feed_forward_proj="relu"),
+    "t5-gated": lambda: hf.T5Config(**T5, feed_forward_proj="gated-gelu"),
+    "bart": lambda: hf.BartConfig(**BART),
+    "gpt2": lambda: hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, pad_token_id=0, bos_token_id=2, eos_token_id=1),
+    "gpt_neox": lambda: hf.GPTNeoXConfig(**CAUSAL),
+    "gpt_neox-sequential": lambda: hf.GPTNeoXConfig(**CAUSAL, use_parallel_residual=False),
+    "opt": lambda: hf.OPTConfig(**OPT),
+    "opt-post-ln": lambda: hf.OPTConfig(**OPT, do_layer_norm_before=False),
+    "llama": lambda: hf.LlamaConfig(**CAUSAL),
+    "mistral": lambda: hf.MistralConfig(**GROUPED),
+    "qwen2": lambda: hf.Qwen2Config(**{k: v for k, v in GROUPED.items() if k != "head_dim"}),
+    "qwen3": lambda: hf.Qwen3Config(**GROUPED),
+    "gemma2": lambda: hf.Gemma2Config(**GROUPED),
+    "gemma3": lambda: hf.Gemma3TextConfig(**GROUPED),
+    "phi": lambda: hf.PhiConfig(**CAUSAL),
+}  # fmt: skip
+FAMILIES = list(CONFIGS)
+POST_LN = ("bert", "roberta", "xlm-roberta", "distilbert", "electra", "mpnet", "deberta-v2", "bart", "opt-post-ln")
+ENCODER_DECODER = ("t5", "t5-gated", "bart")
+
+
+def classifier(family: str = "bert", seed: int = 0, **config: object) -> hf.PreTrainedModel:
+    """A tiny text classifier with weights large enough that a wrong formula shows."""
+    made = CONFIGS[family]()
+    for name, value in config.items():
+        setattr(made, name, value)
+    return shaken(hf.AutoModelForSequenceClassification.from_config(made), seed)
+
+
+def shaken(host: hf.PreTrainedModel, seed: int = 0) -> hf.PreTrainedModel:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in host.parameters():
+        if parameter.dim() == 1:
+            parameter.data.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+        else:
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return host.eval()
+
+
+def shake(host: torch.nn.Module, name: str, seed: int = 1, std: float = 0.3) -> None:
+    """Give an inlay weights of real size."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in host.inlays[name].parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
+
+
+def batch(rows: int = 3, tokens: int = 7, seed: int = 0) -> dict[str, Tensor]:
+    """Random ids; the rows end at different tokens, each with the end-of-text token 1."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 50, (rows, tokens), generator=generator)
+    mask = torch.ones_like(ids)
+    for row in range(rows):
+        end = tokens - 1 - row % 3
+        ids[row, end], ids[row, end + 1 :], mask[row, end + 1 :] = 1, 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def logits(host: torch.nn.Module, inputs: dict[str, Tensor] | None = None) -> Tensor:
+    with torch.no_grad():
+        return host(**(batch() if inputs is None else inputs)).logits
+
+
+def row(inputs: dict[str, Tensor], at: int) -> dict[str, Tensor]:
+    return {name: tensor[at : at + 1] for name, tensor in inputs.items()}
