@@ -1,6 +1,7 @@
 """Inlay: small trainable pieces set into a frozen transformer, one set per task."""
 
 from inlay.anatomy import Branch, Family, Layers, Projection, register_family
+from inlay.checkpoint import load, save
 from inlay.errors import AnatomyError, CheckpointError, ConfigError, InlayError, NamingError, SetupError
 from inlay.heads import Head
 from inlay.host import activate, activated, active, add, freeze, remove, strip, summary, train
@@ -34,8 +35,10 @@ __all__ = [
     "active",
     "add",
     "freeze",
+    "load",
     "register_family",
     "remove",
+    "save",
     "strip",
     "summary",
     "train",

@@ -29,18 +29,27 @@ def add(host: nn.Module, name: str, method: Method, *, head: Head | None = None,
     free_name(model, name)
     if not isinstance(method, Method):
         raise SetupError(f"a method is an object such as inlay.Pfeiffer(reduction=16), got {method!r}")
-    known = getattr(model, ATTRIBUTE, None)
-    inlays = known or Inlays(model)
-    try:
+    with newcomer(model) as inlays:
         inlay = Inlay(name, method, head, method.trains_norms if norms is None else norms).fill(model, inlays.anatomy)
         if not inlay.parts:
             raise SetupError(f"{method!r} has no place in {type(model).__name__}")
+        inlays.admit(model, inlay)
+
+
+@contextmanager
+def newcomer(host: PreTrainedModel) -> Iterator[Inlays]:
+    """The host's inlays, new ones if it has none yet; after an error the host is as it was."""
+    known = getattr(host, ATTRIBUTE, None)
+    if known is not None:
+        yield known
+        return
+    inlays = Inlays(host)
+    try:
+        yield inlays
     except BaseException:
-        if known is None:
-            inlays.entry.unhook()
+        inlays.entry.unhook()
         raise
-    setattr(model, ATTRIBUTE, inlays)
-    inlays.admit(model, inlay)
+    setattr(host, ATTRIBUTE, inlays)
 
 
 def activate(host: nn.Module, setup: Setup) -> None:

@@ -1,0 +1,260 @@
+"""Save and load: a folder of JSON and safetensors that proves itself whole before anything on the host is changed.
+
+    <folder>/inlay.json            what it is: format, method, host, head, labels, versions, digests
+             weights.safetensors   <place>.<parameter>, shared.<parameter>
+             README.md             a model card for people; not read back
+
+Writing: a temporary folder beside the target, flushed to disk, the manifest last, then renamed into place. An old folder
+steps aside for the length of one rename; if the process dies just then, the next load or save puts it back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from inlay.anatomy import Anatomy
+from inlay.errors import CheckpointError, InlayError, NamingError
+from inlay.heads import Head
+from inlay.host import NAME, bare, free_name, inlays_of, newcomer
+from inlay.methods.base import method_from
+from inlay.registry import Inlay
+
+FORMAT = 1
+MANIFEST, WEIGHTS, CARD = "inlay.json", "weights.safetensors", "README.md"
+FIELDS = {"format", "kind", "name", "method", "host", "head", "norms", "task", "metrics", "versions", "files", "sha256"}
+PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+LARGEST_MANIFEST = 4 << 20
+
+
+def save(
+    host: nn.Module, name: str, path: str | os.PathLike[str], *, task: str | None = None, metrics: dict[str, float] | None = None
+) -> Path:  # fmt: skip
+    """Write an inlay to a folder, whole or not at all. `task` and `metrics` are noted in the manifest and the card."""
+    model, inlays = bare(host), inlays_of(host)
+    inlay = inlays[name]
+    manifest = {
+        "format": FORMAT,
+        "kind": "inlay",
+        "name": name,
+        "method": inlay.method.describe(),
+        "host": describe_host(model, inlays.anatomy),
+        "head": None if inlay.head is None else inlay.head.model_dump(mode="json"),
+        "norms": inlay.norms,
+        "task": task,
+        "metrics": metrics or {},
+        "versions": {package: importlib.metadata.version(package) for package in ("inlay", "torch", "transformers")},
+    }
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in inlay.tensors().items()}
+    return write(Path(path), manifest, tensors, card(manifest, tensors))
+
+
+def load(host: nn.Module, path: str | os.PathLike[str], *, name: str | None = None) -> str:
+    """Set a saved inlay into a host, under its own or another name; returns the name. All mismatches are reported at once."""
+    model, folder = bare(host), Path(path)
+    manifest, tensors = read(folder)
+    name = str(manifest["name"]) if name is None else name
+    free_name(model, name)
+    with newcomer(model) as inlays:
+        problems = host_mismatches(manifest["host"], describe_host(model, inlays.anatomy))
+        inlay = None
+        try:
+            head = None if manifest["head"] is None else Head(**manifest["head"])
+            inlay = Inlay(name, method_from(manifest["method"]), head, bool(manifest["norms"])).fill(model, inlays.anatomy)
+        except InlayError as error:
+            problems.append(str(error))
+        if inlay is not None:
+            problems += tensor_mismatches(inlay.tensors(), tensors)
+        if problems or inlay is None:
+            raise CheckpointError(f"{folder} does not fit this host; nothing was changed:\n" + "\n".join(f"  - {p}" for p in problems))
+        pour(inlay, tensors)
+        inlays.admit(model, inlay)
+    return name
+
+
+def pour(inlay: Inlay, tensors: dict[str, Tensor]) -> None:
+    """Put saved tensors into a freshly built inlay."""
+    with torch.no_grad():
+        for key, tensor in inlay.tensors().items():
+            tensor.copy_(tensors[key])
+
+
+def describe_host(host: PreTrainedModel, anatomy: Anatomy) -> dict[str, Any]:
+    """What an inlay has to find again in the host it is loaded into."""
+    config = host.config.get_text_config()
+    return {
+        "family": anatomy.family,
+        "hidden_size": anatomy.width,
+        "layers": dict(anatomy.depth),
+        "heads": getattr(config, "num_attention_heads", None),
+        "name": str(getattr(host.config, "name_or_path", "") or ""),
+    }
+
+
+def host_mismatches(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    return [
+        f"it was made for a host with {what} {saved.get(what)!r}, this one has {here[what]!r}"
+        for what in ("family", "hidden_size", "layers", "heads") if saved.get(what) != here[what]
+    ]  # fmt: skip
+
+
+def tensor_mismatches(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+    problems = [f"tensor {key} is missing" for key in wanted.keys() - found.keys()]
+    problems += [f"tensor {key} is not expected" for key in found.keys() - wanted.keys()]
+    problems += [
+        f"tensor {key} has shape {tuple(found[key].shape)}, expected {tuple(wanted[key].shape)}"
+        for key in wanted.keys() & found.keys() if wanted[key].shape != found[key].shape
+    ]  # fmt: skip
+    return sorted(problems)
+
+
+def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], text: str) -> Path:
+    """The folder, complete on disk before it has its name."""
+    folder = Path(os.path.abspath(folder))
+    if folder.exists() and not (folder / MANIFEST).exists() and (folder.is_file() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} exists and is not an inlay; it is left as it is. Choose another folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    settle(folder)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
+    try:
+        (temporary / CARD).write_text(text, encoding="utf-8")
+        safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        whole = manifest | {"files": {WEIGHTS: _digest(temporary / WEIGHTS)}}
+        whole["sha256"] = digest_of(whole)
+        (temporary / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        for file in (*temporary.iterdir(), temporary):
+            _flush(file)
+        temporary.chmod(0o755)
+        if folder.exists():
+            folder.rename(_aside(folder))
+        temporary.rename(folder)
+        _flush(folder.parent)
+        settle(folder)
+    except BaseException:
+        settle(folder)
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return folder
+
+
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Manifest and tensors of a folder, both proven unaltered."""
+    folder = Path(os.path.abspath(folder))
+    settle(folder)
+    manifest = read_manifest(folder)
+    problems = []
+    for file, digest in manifest["files"].items():
+        if Path(file).name != file:
+            problems.append(f"{file} is not a plain file name")
+        elif not (folder / file).is_file():
+            problems.append(f"{file} is missing")
+        elif _digest(folder / file) != digest:
+            problems.append(f"{file} is cut or altered: its sha256 is not the one in {MANIFEST}")
+    if WEIGHTS not in manifest["files"]:
+        problems.append(f"{MANIFEST} names no {WEIGHTS}")
+    if problems:
+        raise CheckpointError(f"{folder} is not whole:\n" + "\n".join(f"  - {p}" for p in problems))
+    try:
+        return manifest, safetensors.torch.load_file(folder / WEIGHTS)
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS} is not a safetensors file: {error}") from None
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """inlay.json, checked for form, format and its own digest."""
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise CheckpointError(_not_an_inlay(folder))
+    try:
+        if file.stat().st_size > LARGEST_MANIFEST:
+            raise ValueError("it is larger than a manifest can be")
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not readable JSON: {error}") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+        raise CheckpointError(f"{file} is not a manifest of Inlay.")
+    if manifest["format"] > FORMAT:
+        raise CheckpointError(f"{file} has format {manifest['format']}; this version of Inlay reads up to {FORMAT}. Upgrade inlay.")
+    if manifest.get("sha256") != digest_of(manifest):
+        raise CheckpointError(f"{file} is cut or altered: its content does not match its sha256.")
+    if FIELDS - manifest.keys() or manifest.keys() - FIELDS - {"members", "mixing"}:
+        odd = ", ".join(sorted(FIELDS ^ manifest.keys()))
+        raise CheckpointError(f"{file} has missing or unknown fields: {odd}.")
+    if not isinstance(manifest["name"], str) or not NAME.fullmatch(manifest["name"]):
+        raise NamingError(f"{file} names its inlay {manifest['name']!r}, which cannot be a name.")
+    return manifest
+
+
+def digest_of(manifest: dict[str, Any]) -> str:
+    """The digest of a manifest without its own digest."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+def card(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """A model card in Markdown."""
+    count, size = sum(t.numel() for t in tensors.values()), sum(t.numel() * t.element_size() for t in tensors.values())
+    host, method = manifest["host"], dict(manifest["method"])
+    facts = {
+        "Method": method.pop("kind"),
+        "Host": f"{host['name'] or 'not named'} ({host['family']}, hidden size {host['hidden_size']}, layers {host['layers']})",
+        "Parameters": f"{count:,} ({size / 1024:,.0f} KB)",
+        "Task": manifest["task"] or "not named",
+        **{f"Metric {key}": value for key, value in manifest["metrics"].items()},
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
+    settings = json.dumps(method, indent=1)
+    return (
+        f"---\nlibrary_name: inlay\ntags: [inlay, {facts['Method']}]\n---\n# {manifest['name']}\n\n| | |\n|---|---|\n{table}\n\n"
+        f"```python\nimport inlay\n\ninlay.load(host, \"path/to/this/folder\")\ninlay.activate(host, \"{manifest['name']}\")\n```\n\n"
+        f"```json\n{settings}\n```\n"
+    )
+
+
+def _not_an_inlay(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder} is not a folder. Give the folder that inlay.save wrote."
+    there = sorted(file.name for file in folder.iterdir())
+    pickled = [file for file in there if file.endswith(PICKLED)]
+    hint = f" {pickled[0]} looks like a pickle, which can run code and is never read." if pickled else ""
+    return f"{folder} has no {MANIFEST}; it holds {', '.join(there[:8]) or 'nothing'}.{hint}"
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
+def settle(folder: Path) -> None:
+    """Finish what a killed save left: put the old folder back, or away if the new one is there."""
+    old = _aside(folder)
+    if old.exists():
+        if folder.exists():
+            shutil.rmtree(old)
+        else:
+            old.rename(folder)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
