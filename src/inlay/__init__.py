@@ -1,45 +1,43 @@
-"""Inlay: small trainable pieces set into a frozen transformer, one set per task."""
+"""Inlay: small trainable pieces set into a frozen transformer, one set per task.
 
-from inlay.anatomy import Branch, Family, Layers, Projection, register_family
-from inlay.checkpoint import load, save
-from inlay.errors import AnatomyError, CheckpointError, ConfigError, InlayError, NamingError, SetupError
-from inlay.heads import Head
-from inlay.host import activate, activated, active, add, freeze, remove, strip, summary, train
-from inlay.methods import METHODS, Bapna, Houlsby, Method, Parallel, Pfeiffer
-from inlay.setup import Average, Rows, Setup, Stack
+The whole public API is on this screen. Names load on first use, so that `import inlay` and `inlay --help` are quick.
+"""
 
-__all__ = [
-    "METHODS",
-    "AnatomyError",
-    "Average",
-    "Bapna",
-    "Branch",
-    "CheckpointError",
-    "ConfigError",
-    "Family",
-    "Head",
-    "Houlsby",
-    "InlayError",
-    "Layers",
-    "Method",
-    "NamingError",
-    "Parallel",
-    "Pfeiffer",
-    "Projection",
-    "Rows",
-    "Setup",
-    "SetupError",
-    "Stack",
-    "activate",
-    "activated",
-    "active",
-    "add",
-    "freeze",
-    "load",
-    "register_family",
-    "remove",
-    "save",
-    "strip",
-    "summary",
-    "train",
-]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inlay.anatomy import Branch, Family, Layers, Projection, register_family
+    from inlay.checkpoint import load, save
+    from inlay.errors import AnatomyError, CheckpointError, ConfigError, InlayError, NamingError, SetupError
+    from inlay.heads import Head
+    from inlay.host import activate, activated, active, add, freeze, remove, strip, summary, train
+    from inlay.methods import METHODS, Bapna, Houlsby, Method, Parallel, Pfeiffer
+    from inlay.setup import Average, Rows, Setup, Stack
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "inlay.host": ("activate", "activated", "active", "add", "freeze", "remove", "strip", "summary", "train"),
+    "inlay.checkpoint": ("load", "save"),
+    "inlay.setup": ("Average", "Rows", "Setup", "Stack"),
+    "inlay.heads": ("Head",),
+    "inlay.methods": ("METHODS", "Bapna", "Houlsby", "Method", "Parallel", "Pfeiffer"),
+    "inlay.anatomy": ("Branch", "Family", "Layers", "Projection", "register_family"),
+    "inlay.errors": ("AnatomyError", "CheckpointError", "ConfigError", "InlayError", "NamingError", "SetupError"),
+}
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+__all__ = sorted(_HOME)  # noqa: PLE0605 - the names above, which a type checker sees through TYPE_CHECKING
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'inlay' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,16 @@
+"""No maths at any site: an inlay that is only a head, as the baseline 'head only' and for full fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from inlay.anatomy import Anatomy, Place
+from inlay.methods.base import Method, register
+
+
+@register("head")
+class HeadOnly(Method):
+    """An inlay without modules; give it a head."""
+
+    def places(self, anatomy: Anatomy) -> Iterator[Place]:
+        return iter(())

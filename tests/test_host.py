@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import inlay
+from tests.hosts import classifier, logits, shake
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "-x", "a/b", "../up", "a b", "a" * 65, "é", "a\n", None, 3])
+def test_names_that_cannot_be(name) -> None:
+    host = classifier()
+    with pytest.raises(inlay.NamingError, match="cannot be a name"):
+        inlay.add(host, name, inlay.Pfeiffer(size=2))
+    assert not hasattr(host, "inlays")
+
+
+@pytest.mark.parametrize("name", ["a", "0", "A.b-c_d", "x" * 64])
+def test_names_that_can_be(name: str) -> None:
+    host = classifier()
+    inlay.add(host, name, inlay.Pfeiffer(size=2))
+    inlay.activate(host, name)
+    assert [row.name for row in inlay.summary(host).rows] == [name]
+
+
+def test_taken_and_unknown_names() -> None:
+    host = classifier()
+    with pytest.raises(inlay.NamingError, match="no inlays yet"):
+        inlay.activate(host, "rte")
+    inlay.add(host, "rte", inlay.Pfeiffer(size=2))
+    with pytest.raises(inlay.NamingError, match="'rte' is taken"):
+        inlay.add(host, "rte", inlay.Houlsby(size=2))
+    for verb in (inlay.activate, inlay.train, inlay.remove, inlay.freeze):
+        with pytest.raises(inlay.NamingError, match="no inlay named 'rtee'.* Did you mean 'rte'"):
+            verb(host, "rtee")
+    assert inlay.active(host) is None
+
+
+def test_train_and_freeze() -> None:
+    host = classifier()
+    inlay.add(host, "a", inlay.Pfeiffer(size=2))
+    inlay.add(host, "b", inlay.Pfeiffer(size=2), head=inlay.Head(labels=3))
+    inlay.train(host, inlay.Stack("a", "b"), only=["b"])
+    assert host.training
+    assert inlay.active(host) == inlay.Stack("a", "b")
+    learning = {name.split(".")[2] for name, p in host.named_parameters() if p.requires_grad}
+    assert learning == {"b"}
+    inlay.train(host, "a")
+    assert {name.split(".")[2] for name, p in host.named_parameters() if p.requires_grad} == {"a"}
+    inlay.freeze(host, "a")
+    assert not any(p.requires_grad for p in host.parameters())
+    with pytest.raises(inlay.SetupError, match="nothing to train"):
+        inlay.train(host, None)
+    with pytest.raises(inlay.SetupError, match="'b' cannot train"):
+        inlay.train(host, "a", only=["b"])
+
+
+def test_remove() -> None:
+    host = classifier()
+    inlay.add(host, "a", inlay.Pfeiffer(size=2))
+    inlay.add(host, "b", inlay.Houlsby(size=2))
+    shake(host, "a")
+    inlay.activate(host, "a")
+    with pytest.raises(inlay.SetupError, match="'a' is active"):
+        inlay.remove(host, "a")
+    wanted = logits(host)
+    inlay.remove(host, "b")
+    assert torch.equal(logits(host), wanted)
+    assert set(host.inlays.sites) == {"encoder:0:ffn", "encoder:1:ffn"}
+    inlay.add(host, "b", inlay.Houlsby(size=2))
+    assert torch.equal(logits(host), wanted)
+
+
+def test_summary() -> None:
+    host = classifier()
+    size = sum(p.numel() for p in host.parameters())
+    inlay.add(host, "a", inlay.Pfeiffer(size=2))
+    inlay.add(host, "b", inlay.Houlsby(size=2))
+    inlay.train(host, "b")
+    a, b = inlay.summary(host).rows
+    assert (a.method, a.parameters, a.active) == ("pfeiffer", 2 * (2 * 16 * 2 + 16 + 2), False)
+    assert (b.method, b.parameters, b.active, b.trainable) == ("houlsby", 2 * a.parameters, True, True)
+    assert a.percent == pytest.approx(100 * a.parameters / size)
+    text = str(inlay.summary(host))
+    assert f"{size:,}" in text
+    assert "b                    houlsby" in text
+
+
+def test_what_is_not_a_host_or_a_method() -> None:
+    with pytest.raises(inlay.SetupError, match="a host is a transformers model, got Linear"):
+        inlay.add(torch.nn.Linear(2, 2), "a", inlay.Pfeiffer())
+    with pytest.raises(inlay.SetupError, match="a method is an object such as"):
+        inlay.add(classifier(), "a", "pfeiffer")
+
+
+def test_own_norms_act_only_while_active() -> None:
+    host = classifier()
+    bare = logits(host)
+    inlay.add(host, "a", inlay.Pfeiffer(size=2, init="identity"), norms=True)
+    inlay.activate(host, "a")
+    assert torch.equal(logits(host), bare)
+    norms = [key for key in host.inlays["a"].parts if key.startswith("norm")]
+    assert len(norms) == 5  # embeddings, and two in each of two layers
+    for key in norms:
+        host.inlays["a"].parts[key].weight.data.mul_(1.5)
+    assert not torch.allclose(logits(host), bare, atol=1e-4)
+    inlay.activate(host, None)
+    assert torch.equal(logits(host), bare)
+
+
+def test_albert_is_refused_with_the_reason() -> None:
+    import transformers as hf
+
+    config = hf.AlbertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=50, embedding_size=8)
+    with pytest.raises(inlay.AnatomyError, match="one layer's weights several times"):
+        inlay.add(hf.AlbertModel(config), "a", inlay.Pfeiffer(size=2))
+
+
+def test_the_public_names_are_there() -> None:
+    for name in inlay.__all__:
+        assert getattr(inlay, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'adapters'"):
+        _ = inlay.adapters

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import inlay
+from tests.hosts import batch, classifier, logits, row, shake
+
+
+@pytest.fixture
+def host() -> torch.nn.Module:
+    host = classifier()
+    inlay.add(host, "a", inlay.Pfeiffer(size=4))
+    inlay.add(host, "b", inlay.Houlsby(size=4), norms=True)
+    inlay.add(host, "c", inlay.Parallel(size=4))
+    for seed, name in enumerate("abc"):
+        shake(host, name, seed)
+    return host
+
+
+def with_setup(host: torch.nn.Module, setup: inlay.Setup, inputs: dict | None = None) -> torch.Tensor:
+    with inlay.activated(host, setup):
+        return logits(host, inputs)
+
+
+def test_average_weights_sum_to_one(host) -> None:
+    assert inlay.Average("a", "b", weights=[3, 1]).weights == (0.75, 0.25)
+    torch.testing.assert_close(with_setup(host, inlay.Average("a", "a", "a")), with_setup(host, "a"))
+    torch.testing.assert_close(with_setup(host, inlay.Average("a", "c", weights=[0, 1])), with_setup(host, "c"))
+
+
+def test_average_with_own_norms_in_one_part_only(host) -> None:
+    torch.testing.assert_close(with_setup(host, inlay.Average("a", "b", weights=[0, 2])), with_setup(host, "b"))
+    torch.testing.assert_close(with_setup(host, inlay.Average("a", "b", weights=[1, 0])), with_setup(host, "a"))
+
+
+def test_stack_of_one_and_order(host) -> None:
+    assert torch.equal(with_setup(host, inlay.Stack("a")), with_setup(host, "a"))
+    assert not torch.allclose(with_setup(host, inlay.Stack("a", "b")), with_setup(host, inlay.Stack("b", "a")), atol=1e-4)
+
+
+@pytest.mark.parametrize("nested", [
+    inlay.Stack("a", inlay.Rows("b", "c", None)),
+    inlay.Average("a", inlay.Rows("b", "c", "b")),
+    inlay.Rows(inlay.Average("a", "b"), inlay.Stack("b", "c"), None),
+    inlay.Stack(inlay.Average("a", inlay.Stack("b", "c")), "c"),
+])  # fmt: skip
+def test_nesting_equals_each_row_alone(host, nested) -> None:
+    def at(setup, i):
+        """The setup that row i sees."""
+        if isinstance(setup, inlay.Rows):
+            return setup.parts[i]
+        if isinstance(setup, inlay.Stack):
+            return inlay.Stack(*(p for part in setup.parts if (p := at(part, i)) is not None))
+        if isinstance(setup, inlay.Average):
+            return inlay.Average(*(at(part, i) for part in setup.parts), weights=setup.weights)
+        return setup
+
+    mixed = with_setup(host, nested, batch())
+    for i in range(3):
+        torch.testing.assert_close(with_setup(host, at(nested, i), row(batch(), i)), mixed[i : i + 1], atol=1e-5, rtol=1e-4)
+
+
+def test_rows_group_their_inlays(host) -> None:
+    """Six rows of two inlays are two calls of each module, not six."""
+    calls = []
+    host.inlays["a"].parts["encoder:0:ffn"].register_forward_hook(lambda m, args, out: calls.append(args[0].shape[0]))
+    with_setup(host, inlay.Rows("a", "c", "a", "a", "c", "a"), batch(6))
+    assert calls == [4]
+
+
+def test_rows_with_heads_of_different_width() -> None:
+    host = classifier()
+    inlay.add(host, "two", inlay.Pfeiffer(size=2), head=inlay.Head(labels=2))
+    inlay.add(host, "five", inlay.Pfeiffer(size=2), head=inlay.Head(labels=5, pooling="mean"))
+    mixed = with_setup(host, inlay.Rows("two", "five", "two"))
+    assert mixed.shape == (3, 5)
+    for i, (name, width) in enumerate([("two", 2), ("five", 5), ("two", 2)]):
+        torch.testing.assert_close(with_setup(host, name, row(batch(), i))[0], mixed[i, :width], atol=1e-5, rtol=1e-4)
+    assert mixed.softmax(-1)[0, 2:].sum() == 0
+
+
+def test_rows_for_beams() -> None:
+    """The rows of one part stand next to each other."""
+    host = classifier()
+    inlay.add(host, "a", inlay.Pfeiffer(size=4))
+    shake(host, "a")
+    doubled = {k: v.repeat_interleave(2, 0) for k, v in batch().items()}
+    torch.testing.assert_close(
+        with_setup(host, inlay.Rows("a", None, "a", each=2), doubled),
+        with_setup(host, inlay.Rows("a", None, "a")).repeat_interleave(2, 0),
+    )
+
+
+def test_a_batch_of_another_size_is_refused(host) -> None:
+    inlay.activate(host, inlay.Rows("a", "b", "c"))
+    for rows in (2, 6):
+        with pytest.raises(inlay.SetupError, match=f"batch of 3 rows, but this batch has {rows}"):
+            logits(host, batch(rows))
+    logits(host, batch(3))
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: inlay.Stack(), "empty"),
+    (lambda: inlay.Average(), "empty"),
+    (lambda: inlay.Rows(), "empty"),
+    (lambda: inlay.Stack("a", None), "None inside Stack has no meaning"),
+    (lambda: inlay.Average("a", "b", weights=[1]), "2 parts but 1 weights"),
+    (lambda: inlay.Average("a", "b", weights=[0, 0]), "do not all vanish"),
+    (lambda: inlay.Average("a", "b", weights=[1, -1]), "at least 0"),
+    (lambda: inlay.Average("a", "b", weights=[1, float("nan")]), "at least 0"),
+    (lambda: inlay.Rows("a", inlay.Stack("a", inlay.Rows("b"))), "Rows inside Rows has no meaning"),
+    (lambda: inlay.Stack("a", 3), "takes names"),
+    (lambda: inlay.Rows("a", each=0), "at least one row"),
+])  # fmt: skip
+def test_setups_without_meaning(make, message: str) -> None:
+    with pytest.raises(inlay.SetupError, match=message):
+        make()
+
+
+def test_average_of_heads() -> None:
+    host = classifier()
+    inlay.add(host, "x", inlay.Pfeiffer(size=2), head=inlay.Head(labels=3))
+    inlay.add(host, "y", inlay.Pfeiffer(size=2), head=inlay.Head(labels=3))
+    inlay.add(host, "z", inlay.Pfeiffer(size=2), head=inlay.Head(labels=4))
+    inlay.add(host, "plain", inlay.Pfeiffer(size=2))
+    assert with_setup(host, inlay.Average("x", "y")).shape == (3, 3)
+    torch.testing.assert_close(with_setup(host, inlay.Average("plain", "x", weights=[0, 1])), with_setup(host, "x"))
+    with pytest.raises(inlay.SetupError, match="different labels"):
+        inlay.activate(host, inlay.Average("x", "z"))
+    with pytest.raises(inlay.SetupError, match="some have not"):
+        inlay.activate(host, inlay.Average("x", "y", "plain"))
+    assert inlay.active(host) is None
+
+
+def test_activated_restores_after_an_exception(host) -> None:
+    inlay.activate(host, "a")
+    with pytest.raises(RuntimeError, match="boom"), inlay.activated(host, inlay.Stack("b", "c")):
+        assert inlay.active(host) == inlay.Stack("b", "c")
+        raise RuntimeError("boom")
+    assert inlay.active(host) == "a"
+    before = with_setup(host, "a")
+    with pytest.raises(inlay.NamingError), inlay.activated(host, "nobody"):
+        pass
+    assert inlay.active(host) == "a"
+    assert torch.equal(logits(host), before)
