@@ -14,7 +14,21 @@ if TYPE_CHECKING:
     from inlay.errors import AnatomyError, CheckpointError, ConfigError, InlayError, NamingError, SetupError
     from inlay.heads import Head
     from inlay.host import activate, activated, active, add, freeze, remove, strip, summary, train
-    from inlay.methods import METHODS, Bapna, Houlsby, Method, Parallel, Pfeiffer
+    from inlay.methods import (
+        METHODS,
+        PHM,
+        AdapterDrop,
+        Bapna,
+        BitFit,
+        Compacter,
+        CompacterPlusPlus,
+        Houlsby,
+        LowRank,
+        Method,
+        Parallel,
+        Pfeiffer,
+    )
+    from inlay.parameters import count
     from inlay.setup import Average, Rows, Setup, Stack
 
 __version__ = "0.1.0"
@@ -24,7 +38,11 @@ _PUBLIC = {
     "inlay.checkpoint": ("load", "save"),
     "inlay.setup": ("Average", "Rows", "Setup", "Stack"),
     "inlay.heads": ("Head",),
-    "inlay.methods": ("METHODS", "Bapna", "Houlsby", "Method", "Parallel", "Pfeiffer"),
+    "inlay.methods": (
+        "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop",
+        "PHM", "Compacter", "CompacterPlusPlus", "LowRank", "BitFit",
+    ),
+    "inlay.parameters": ("count",),
     "inlay.anatomy": ("Branch", "Family", "Layers", "Projection", "register_family"),
     "inlay.errors": ("AnatomyError", "CheckpointError", "ConfigError", "InlayError", "NamingError", "SetupError"),
 }

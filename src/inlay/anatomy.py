@@ -9,6 +9,7 @@ A `Place` is a spot in one host where an inlay can act. Its `kind` is
   attention.raw, ffn.raw   the same before that dropout
   q k v o, cross_q …       the projections of self- and cross-attention
   ffn_in, ffn_out          the projections of the feed-forward network
+  bias                     every module that adds a bias
   norm, head               modules that an inlay's own copy may stand in for
 Names are relative to the layer, the layers to `host.base_model`, which every transformers model has.
 """
@@ -286,6 +287,10 @@ class Anatomy:
             name = path.removeprefix(f"{self.base}.")  # the same id, whichever head the base model carries
             if name not in family.not_norms and not any(path == h or path.startswith(h + ".") for h in self.head):
                 self.places[f"norm.{name}"] = Place(f"norm.{name}", "norm", path)
+        for path in biased_modules(host):
+            name = path.removeprefix(f"{self.base}.")
+            if not any(path == h or path.startswith(h + ".") for h in self.head):
+                self.places[f"bias.{name}"] = Place(f"bias.{name}", "bias", path)
         for path in self.head:
             place = Place(f"head.{path.rpartition('.')[2]}", "head", path)
             self.places[place.id] = place
@@ -349,6 +354,16 @@ def norm_modules(host: nn.Module) -> list[str]:
         name for name, module in host.named_modules()
         if type(module).__name__.endswith("Norm") and any(True for _ in module.parameters(recurse=False))
     ]  # fmt: skip
+
+
+def biased_modules(host: nn.Module) -> list[str]:
+    """Every module whose output has a bias added; in a host without any (T5, Llama), its linear maps and norms."""
+    leaves = [(name, module) for name, module in host.named_modules() if isinstance(getattr(module, "weight", None), nn.Parameter)]
+    biased = [name for name, module in leaves if isinstance(getattr(module, "bias", None), nn.Parameter)]
+    if any(not name.startswith("classif") for name in biased):
+        return biased
+    norms = set(norm_modules(host))
+    return [name for name, module in leaves if isinstance(module, nn.Linear) or name in norms]
 
 
 def head_modules(host: PreTrainedModel, base: str) -> tuple[str, ...]:

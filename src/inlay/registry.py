@@ -51,6 +51,7 @@ class Inlay(nn.Module):
         """Build every module, on the device and in the dtype of its place."""
         for place in self.method.places(anatomy):
             like = _parameter_near(host, place.module)
+            self.shared.to(like.device, like.dtype)
             with torch.device(like.device):
                 part = self.method.build(place, anatomy, host, self.shared)
             self.parts[key_of(place.id)] = part.to(like.dtype)

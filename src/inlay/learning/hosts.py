@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 import transformers
 from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from inlay.errors import InlayError
 from inlay.heads import Head
@@ -79,7 +80,10 @@ def own_head(task: Task, form: Form, host: PreTrainedModel, layers: int = 1) -> 
     """The head an inlay gets for a task: mean pooling, or the last token of decoders; text hosts keep their own."""
     if form == "text":
         return None
-    causal = host.config.model_type in transformers.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and host.config.model_type not in BOTH
-    decoder = host.config.model_type not in ENCODERS and not host.config.is_encoder_decoder and _causal(host)
-    labels: int | tuple[str, ...] | None = task.labels or 1
-    return Head(labels=None if form == "choice" else labels, pooling="last" if decoder else "mean", layers=layers)
+    kind = host.config.model_type
+    decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    pooling: Literal["last", "mean"] | None = "last" if decoder else "mean"
+    if host.config.is_encoder_decoder:
+        pooling, layers = None, 1  # such hosts pick a token of the decoder's themselves
+    labels = None if form == "choice" else task.labels or 1
+    return Head(labels=labels, pooling=pooling, layers=layers)

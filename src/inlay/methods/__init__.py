@@ -1,6 +1,25 @@
 """The maths: one method per file."""
 
 from inlay.methods.base import METHODS, Method, method_from
-from inlay.methods.bottleneck import Bapna, Bottleneck, Houlsby, Parallel, Pfeiffer
+from inlay.methods.bitfit import BitFit
+from inlay.methods.bottleneck import AdapterDrop, Bapna, Bottleneck, Houlsby, Parallel, Pfeiffer
+from inlay.methods.compacter import Compacter, CompacterPlusPlus
+from inlay.methods.lowrank import LowRank
+from inlay.methods.phm import PHM
 
-__all__ = ["METHODS", "Bapna", "Bottleneck", "Houlsby", "Method", "Parallel", "Pfeiffer", "method_from"]
+__all__ = [
+    "METHODS",
+    "PHM",
+    "AdapterDrop",
+    "Bapna",
+    "BitFit",
+    "Bottleneck",
+    "Compacter",
+    "CompacterPlusPlus",
+    "Houlsby",
+    "LowRank",
+    "Method",
+    "Parallel",
+    "Pfeiffer",
+    "method_from",
+]

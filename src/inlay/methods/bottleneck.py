@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -59,9 +59,10 @@ class Adapter(nn.Module):
 class Bottleneck(Method):
     """Base of every method that squeezes a branch through a narrow layer. Use one of the named placements."""
 
-    reads: ClassVar[Reads]
-    own_norm: ClassVar[bool] = False
-
+    reads: Literal["output", "residual", "stream", "normed"] = "output"
+    """What the modules read: h, r, h + r, or the normed h + r; see `Reads`."""
+    own_norm: bool = False
+    """Whether each module has a LayerNorm of its own in front."""
     sites: tuple[Literal["attention", "ffn"], ...] = ("ffn",)
     """Which branches of a layer have a module."""
     reduction: float | dict[Layer, float] = 16
@@ -143,11 +144,15 @@ class Bottleneck(Method):
     def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> Adapter:
         width = anatomy.width
         b = self.bottleneck(place, width)
+        self.check_size(b, width)
         down, up = self.linear(width, b, shared), self.linear(b, width, shared)
         self.initialise(down, up)
         scale = nn.Parameter(torch.ones(())) if self.scale == "learned" else float(self.scale)
         norm = nn.LayerNorm(width) if self.own_norm else None
         return Adapter(down, up, self.activation, scale, self.dropout, norm)
+
+    def check_size(self, b: int, width: int) -> None:
+        """Refuse a bottleneck that the linear map cannot have."""
 
     def linear(self, d_in: int, d_out: int, shared: nn.Module) -> nn.Module:
         """The linear map of both projections. Another method of this kind is another map."""
@@ -180,23 +185,29 @@ def _for_layer(table: dict[Layer, V] | V | None, place: Place) -> V | None:
 class Houlsby(Bottleneck):
     """After attention and after the FFN, on the branch's own output (Houlsby et al. 2019)."""
 
-    reads: ClassVar[Reads] = "output"
     sites: tuple[Literal["attention", "ffn"], ...] = ("attention", "ffn")
     activation: str = "silu"
+
+
+@register("adapterdrop")
+class AdapterDrop(Houlsby):
+    """Houlsby without the lowest five layers of each stack (Rücklé et al. 2021, as compared in Compacter)."""
+
+    leave_out: tuple[Layer, ...] = (0, 1, 2, 3, 4)
 
 
 @register("pfeiffer")
 class Pfeiffer(Bottleneck):
     """After the FFN, on the normed residual stream (Pfeiffer et al. 2021)."""
 
-    reads: ClassVar[Reads] = "normed"
+    reads: Literal["output", "residual", "stream", "normed"] = "normed"
 
 
 @register("parallel")
 class Parallel(Bottleneck):
     """Beside the FFN, on the branch's input (He et al. 2022). `scale="learned"` makes the scale a parameter."""
 
-    reads: ClassVar[Reads] = "residual"
+    reads: Literal["output", "residual", "stream", "normed"] = "residual"
     reduction: float | dict[Layer, float] = 2
     scale: float | Literal["learned"] = 4.0
     init: Literal["normal", "identity"] = "identity"
@@ -206,5 +217,5 @@ class Parallel(Bottleneck):
 class Bapna(Bottleneck):
     """After the FFN, on the residual stream through a LayerNorm of its own (Bapna & Firat 2019)."""
 
-    reads: ClassVar[Reads] = "stream"
-    own_norm: ClassVar[bool] = True
+    reads: Literal["output", "residual", "stream", "normed"] = "stream"
+    own_norm: bool = True

@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM: finish the step, save, and leave; a second Ctrl-C leaves at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and has saved what it has."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal.Signals(signal_number).name)
+        self.signal_number = signal_number
+
+
+class Interrupts:
+    """While this scope is open, the first signal is only noted."""
+
+    CAUGHT = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.seen: int | None = None
+
+    def __enter__(self) -> Interrupts:
+        self.before = {}
+        if threading.current_thread() is threading.main_thread():  # signals belong to the main thread
+            self.before = {number: signal.signal(number, self._note) for number in self.CAUGHT}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.seen is not None:
+            raise KeyboardInterrupt
+        self.seen = number

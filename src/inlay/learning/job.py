@@ -1,0 +1,161 @@
+"""One training job from its settings to a finished run folder: what `inlay train` and `inlay fuse` do."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+import inlay
+from inlay.errors import ConfigError
+from inlay.learning.evaluate import ask
+from inlay.learning.hosts import form_of, longest_input, open_host, own_head
+from inlay.learning.interrupt import Interrupted
+from inlay.learning.loop import Outcome, accelerator_for, fit
+from inlay.learning.material import Answer, Language, Split
+from inlay.learning.modes import begin
+from inlay.learning.objective import objective_for
+from inlay.learning.recipe import filled
+from inlay.learning.report import write_report
+from inlay.learning.run import Run, versions
+from inlay.learning.settings import Settings
+from inlay.learning.threads import use_threads
+from inlay.learning.watch import Silent, Watcher
+from inlay.methods.base import Method, method_from
+from inlay.tasks import Prepared, prepare
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that is ready before the first step."""
+
+    settings: Settings
+    prepared: Prepared
+    host: PreTrainedModel
+    language: Language
+    name: str | None
+    """The inlay's name; None where the host alone trains."""
+
+    def split(self, name: str) -> Split:
+        return self.language.split(self.prepared.split(name))
+
+
+def get_ready(settings: Settings) -> Job:
+    """Read the rows, open the host, set in what trains. Nothing is written."""
+    use_threads(settings.threads)
+    method = chosen_method(settings) if settings.mode == "inlay" else None
+    prepared = prepare(settings)
+    torch.manual_seed(settings.seed)
+    host, tokenizer = open_host(settings.host, prepared.task)
+    form = form_of(prepared.task, host.config)
+    head = own_head(prepared.task, form, host, settings.head_layers)
+    members = [inlay_in(member) for member in settings.members]
+    name = begin(host, settings.name or prepared.task.name, settings.mode, head, method=method, members=members)
+    settings = settings.model_copy(update=filled(settings, kind_of(settings), text=form == "text").model_dump(include={"lr", "epochs"}))
+    language = Language(prepared.task, form, tokenizer, longest_input(host, tokenizer, settings.max_length))
+    return Job(settings, prepared, host, language, name)
+
+
+def chosen_method(settings: Settings) -> Method:
+    return method_from({"kind": settings.method, **settings.options})
+
+
+def kind_of(settings: Settings) -> str:
+    """What the papers' values go by: the method, or the mode where there is no method."""
+    return settings.method if settings.mode == "inlay" else settings.mode
+
+
+def inlay_in(folder: Path) -> Path:
+    """The inlay of a run, or the inlay itself."""
+    return folder / "inlay" if (folder / "run.json").is_file() else folder
+
+
+def train(settings: Settings, *, resume: bool = False, watch: Watcher | None = None) -> Run:
+    """Train as the settings say, into `settings.out`. An interrupt saves the run and raises `Interrupted`."""
+    watch = watch or Silent()
+    run = Run(settings.out)
+    accelerator = accelerator_for(settings, settings.trackers, settings.out)
+    if not accelerator.is_main_process:
+        _train(get_ready(settings), run, accelerator, Silent())
+        return run
+    with run.held(fresh=not resume):
+        if resume and run.record().get("status") == "finished":
+            raise ConfigError(f"{run.folder} is finished. Look at it with: inlay inspect {run.folder}")
+        job = get_ready(settings)
+        run.write_config(job.settings.model_dump(mode="json", exclude_defaults=True, exclude={"out"}))
+        run.note(status="running", **_facts(job))
+        for note in job.prepared.notes:
+            watch.say(note)
+        try:
+            _train(job, run, accelerator, watch)
+        except Interrupted:
+            run.note(status="interrupted")
+            raise
+    return run
+
+
+def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher) -> None:
+    main = accelerator.is_main_process
+    if job.settings.trackers:
+        accelerator.init_trackers("inlay", config={"task": job.prepared.task.name, "seed": job.settings.seed})
+    outcome = fit(
+        job.host, job.language, job.split("train"), job.split("validation"), job.settings, objective=objective_for(job.host, job.name),
+        accelerator=accelerator, checkpoint=run.checkpoint, log=run.log, rewind=run.forget_after, watch=watch, title=job.name or "host",
+    )  # fmt: skip
+    judged = job.split(job.prepared.judge)
+    answers = ask(job.host, job.language, judged, accelerator=accelerator)
+    if main:
+        _finish(job, run, outcome, judged, answers)
+    accelerator.end_training()
+
+
+def _finish(job: Job, run: Run, outcome: Outcome, judged: Split, answers: list[Answer]) -> None:
+    """Write the result; the checkpoint goes last, when nothing depends on it any more."""
+    scores = job.language.measure(judged, answers)
+    if job.name is not None:
+        if job.settings.mode == "fusion":
+            for member in job.settings.members:
+                _keep_member(inlay_in(member), run.members)
+        inlay.save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores)
+    if job.settings.mode == "full":
+        own = {name: tensor for name, tensor in job.host.state_dict().items() if not name.startswith("inlays.")}
+        job.host.save_pretrained(run.host, state_dict=own)
+        job.language.tokenizer.save_pretrained(run.host)
+    run.note(
+        status="finished", judged=job.prepared.judge, scores=scores, validation=outcome.scores, best_step=outcome.best_step, steps=outcome.steps,
+        seconds=round(outcome.seconds, 1), examples_per_second=round(outcome.examples_per_second, 2), padding=round(outcome.padding, 4),
+    )  # fmt: skip
+    write_report(run, job, judged, answers)
+    run.checkpoint.unlink(missing_ok=True)
+
+
+def _keep_member(folder: Path, members: Path) -> None:
+    target = members / str(inlay.checkpoint.read_manifest(folder)["name"])
+    if not target.exists():
+        shutil.copytree(folder, target)
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    settings, prepared = job.settings, job.prepared
+    trained = sum(p.numel() for p in job.host.parameters() if p.requires_grad)
+    return {
+        "task": prepared.task.model_dump(mode="json", exclude={"hub"}),
+        "host": settings.host,
+        "mode": settings.mode,
+        "method": settings.method if settings.mode == "inlay" else None,
+        "name": job.name,
+        "rows": {split: len(getattr(prepared, split)) for split in ("train", "validation", "test")},
+        "notes": list(prepared.notes),
+        "trained_parameters": trained,
+        "host_parameters": inlay.summary(job.host).host_parameters,
+        "max_length": job.language.max_length,
+        "head_layers": settings.head_layers,
+        "threads": torch.get_num_threads(),
+        "seed": settings.seed,
+        "versions": versions(),
+    }

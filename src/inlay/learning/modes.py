@@ -1,0 +1,57 @@
+"""What trains: one inlay, a fusion over members, a head only, or everything.
+
+    mode      trains                                  frozen
+    inlay     the inlay's modules and its head        the host
+    fusion    the fusion and its head                 the host and every member
+    head      a head                                  the host
+    full      the host and a head                     nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+import inlay
+from inlay.errors import ConfigError
+from inlay.heads import Head
+from inlay.learning.headonly import HeadOnly
+from inlay.learning.recipe import Mode
+from inlay.methods.base import Method
+
+
+def begin(
+    host: PreTrainedModel, name: str, mode: Mode, head: Head | None, *, method: Method | None = None, members: Sequence[Path] = ()
+) -> str | None:  # fmt: skip
+    """Set into the host what the mode trains, and let it train. Returns the inlay's name, if there is one."""
+    if mode == "inlay":
+        if method is None:
+            raise ConfigError("mode 'inlay' needs a method, for instance 'pfeiffer'.")
+        inlay.add(host, name, method, head=head)
+    elif mode == "fusion":
+        if len(members) < 2:
+            raise ConfigError(f"a fusion needs at least two members, got {len(members)}.")
+        inlay.add_fusion(host, name, [inlay.load(host, member) for member in members], head=head)
+    elif head is not None:
+        inlay.add(host, name, HeadOnly(), head=head)
+    elif mode == "head":
+        raise ConfigError("this host answers in text with the head it was trained with; there is no head to train alone.")
+    if mode == "full":
+        return _everything(host, name if head is not None else None)
+    inlay.train(host, name)
+    return name
+
+
+def _everything(host: PreTrainedModel, name: str | None) -> str | None:
+    """The whole host and the own head. What the own head stands in for does not train: no gradient reaches it."""
+    if name is None:
+        host.requires_grad_(True).train()
+        return None
+    inlay.train(host, name)
+    idle = host.inlays.anatomy.head  # type: ignore[union-attr]
+    for path, parameter in host.named_parameters():
+        if not any(path.startswith(f"{module}.") for module in idle):
+            parameter.requires_grad_(True)
+    return name

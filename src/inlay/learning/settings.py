@@ -1,0 +1,54 @@
+"""All settings of a training job, flat: the same names in YAML and as flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+
+from inlay.learning.recipe import Mode, Recipe
+from inlay.tasks.sources import Data
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+
+
+class Settings(Data, Recipe):
+    """What to train, on what, how, and where to."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    host: str
+    """The pretrained host: a folder, or a model's name on the hub."""
+    out: Path
+    """The run folder to write; it must be new or empty."""
+    name: str | None = None
+    """The inlay's name; without it the task's."""
+    mode: Mode = "inlay"
+    """What trains: inlay, head (only a head), full (everything) or fusion (over members)."""
+    method: str = "pfeiffer"
+    """The inlay's method (see `inlay ls methods`)."""
+    options: dict[str, Any] = {}
+    """The method's own settings, as in reduction=16."""
+    members: tuple[Path, ...] = ()
+    """Runs or inlays to fuse (mode fusion)."""
+    head_layers: int = Field(default=1, ge=1)
+    """Linear layers of the head."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of torch; without it half of the cores."""
+    trackers: tuple[Tracker, ...] = ()
+    """Also log to these, where they are installed."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _pairs(cls, given: Any) -> Any:
+        """From the command line options come as name=value, the values in YAML."""
+        if not isinstance(given, list | tuple):
+            return given
+        import yaml
+
+        pairs = [str(pair).partition("=") for pair in given]
+        for name, equals, _ in pairs:
+            if not equals:
+                raise ValueError(f"an option is name=value, got {name!r}")
+        return {name: yaml.safe_load(value) for name, _, value in pairs}

@@ -1,0 +1,101 @@
+"""What a run shows while it works: a bar on a terminal, a line now and then elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol, TextIO
+
+
+class Watcher(Protocol):
+    """Told about every step."""
+
+    def start(self, title: str, done: int, total: int) -> None: ...
+
+    def step(self, done: int, loss: float, score: str) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def start(self, title: str, done: int, total: int) -> None: ...
+
+    def step(self, done: int, loss: float, score: str) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Lines:
+    """One line every few seconds, for logs."""
+
+    def __init__(self, stream: TextIO | None = None, every: float = 5.0) -> None:
+        self.stream, self.every = stream or sys.stderr, every
+
+    def start(self, title: str, done: int, total: int) -> None:
+        self.title, self.total, self.first = title, total, done
+        self.began = self.shown = time.monotonic()
+
+    def step(self, done: int, loss: float, score: str) -> None:
+        now = time.monotonic()
+        if now - self.shown < self.every and done < self.total:
+            return
+        self.shown = now
+        left = (now - self.began) / max(1, done - self.first) * (self.total - done)
+        self.say(f"{self.title}  {done}/{self.total}  loss {loss:.3f}  {score}  {clock(left)} left")
+
+    def say(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def stop(self) -> None: ...
+
+
+class Bar:
+    """A progress bar with the loss, the metric and the time left."""
+
+    def __init__(self, console: Any) -> None:
+        self.console = console
+        self.bar: Any = None
+
+    def start(self, title: str, done: int, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}  {task.fields[score]}"),
+            TimeRemainingColumn(), console=self.console, transient=True,
+        )  # fmt: skip
+        self.task = self.bar.add_task(title, total=total, completed=done, loss=float("nan"), score="")
+        self.bar.start()
+
+    def step(self, done: int, loss: float, score: str) -> None:
+        self.bar.update(self.task, completed=done, loss=loss, score=score)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 1:02:03 or 2:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def watcher(quiet: bool = False) -> Watcher:
+    """What fits where the output goes."""
+    if quiet:
+        return Silent()
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        return Bar(Console(stderr=True))
+    return Lines()

@@ -1,0 +1,44 @@
+"""BitFit: train the biases and nothing else (Ben Zaken et al. 2022).
+
+    y = W x + b + δ        δ of the inlay's own, b the host's
+
+The δ is added by the inlay, so that several of them live on one host. A host without biases, such as T5, gets them on
+its linear maps and norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from inlay.anatomy import Anatomy, Place
+from inlay.methods.base import Method, Reads, register
+
+
+class Bias(nn.Module):
+    """δ, the same for every token; it starts at zero."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias
+
+
+@register("bitfit")
+class BitFit(Method):
+    """An additive bias for every bias of the host."""
+
+    def places(self, anatomy: Anatomy) -> Iterator[Place]:
+        return anatomy.of_kind("bias")
+
+    def reads_at(self, place: Place) -> Reads:
+        return "output"
+
+    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> Bias:
+        module = host.get_submodule(place.module)
+        bias = getattr(module, "bias", None)
+        return Bias((bias if isinstance(bias, Tensor) else module.weight).shape[0])  # type: ignore[union-attr, operator]
