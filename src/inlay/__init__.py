@@ -9,9 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from inlay.analysis.activations import FusionActivations, fusion_activations
+    from inlay.analysis.plots import plot_fusion
     from inlay.anatomy import Branch, Family, Layers, Projection, register_family
     from inlay.checkpoint import load, save
     from inlay.errors import AnatomyError, CheckpointError, ConfigError, InlayError, NamingError, SetupError
+    from inlay.fusions import Collapse, add_fusion, collapse, penalty, prune
     from inlay.heads import Head
     from inlay.host import activate, activated, active, add, freeze, remove, strip, summary, train
     from inlay.methods import (
@@ -29,14 +32,17 @@ if TYPE_CHECKING:
         Pfeiffer,
     )
     from inlay.parameters import count
-    from inlay.setup import Average, Rows, Setup, Stack
+    from inlay.setup import Average, Fuse, Rows, Setup, Stack
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "inlay.host": ("activate", "activated", "active", "add", "freeze", "remove", "strip", "summary", "train"),
     "inlay.checkpoint": ("load", "save"),
-    "inlay.setup": ("Average", "Rows", "Setup", "Stack"),
+    "inlay.fusions": ("Collapse", "add_fusion", "collapse", "penalty", "prune"),
+    "inlay.analysis.activations": ("FusionActivations", "fusion_activations"),
+    "inlay.analysis.plots": ("plot_fusion",),
+    "inlay.setup": ("Average", "Fuse", "Rows", "Setup", "Stack"),
     "inlay.heads": ("Head",),
     "inlay.methods": (
         "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop",

@@ -52,6 +52,12 @@ class Projection:
     per_head: bool = False
     """The parts alternate head by head (GPT-NeoX) instead of following each other."""
 
+    def sizes(self, module: nn.Module) -> tuple[int, int]:
+        """(input, output) of this part of a module, a Linear or transformers' transposed Conv1D."""
+        weight: Any = module.weight
+        d_out, d_in = weight.shape if isinstance(module, nn.Linear) else reversed(weight.shape)
+        return d_in, d_out // self.parts
+
 
 @dataclass(frozen=True)
 class Layers:
@@ -85,6 +91,8 @@ class Place:
     residual: tuple[str, int] | None = None
     norm: str | None = None
     projection: Projection | None = None
+    heads: int = 1
+    """Attention heads, where a fused projection alternates head by head."""
 
 
 def _projections(q: str, k: str, v: str, o: str, ffn_in: str | tuple[str, ...], ffn_out: str, cross: str = "") -> dict:
@@ -318,7 +326,7 @@ def in_layers(place: Place, names: Mapping[str, Any] | tuple[int | str, ...]) ->
     return next((name for name in (f"{place.stack}.{place.layer}", str(place.layer)) if name in known), None)
 
 
-def _layer_places(host: nn.Module, stack: str, index: int, prefix: str, layers: Layers) -> Iterator[Place]:
+def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, layers: Layers) -> Iterator[Place]:
     def at(name: str) -> str:
         return f"{prefix}.{name}"
 
@@ -332,7 +340,8 @@ def _layer_places(host: nn.Module, stack: str, index: int, prefix: str, layers: 
         there = [p for p in projections if has_module(host, at(p.path))]
         for projection in there:
             name = role if len(there) == 1 else f"{role}.{projection.path.rpartition('.')[2]}"
-            yield Place(f"{stack}.{index}.{name}", role, at(projection.path), stack, index, projection=projection)
+            heads = host.config.num_attention_heads if projection.per_head else 1
+            yield Place(f"{stack}.{index}.{name}", role, at(projection.path), stack, index, projection=projection, heads=heads)
 
 
 def has_module(host: nn.Module, path: str) -> bool:

@@ -30,11 +30,11 @@ from inlay.errors import CheckpointError, InlayError, NamingError
 from inlay.heads import Head
 from inlay.host import NAME, bare, free_name, inlays_of, newcomer
 from inlay.methods.base import method_from
-from inlay.registry import Inlay
+from inlay.registry import Inlay, Inlays
 
 FORMAT = 1
 MANIFEST, WEIGHTS, CARD = "inlay.json", "weights.safetensors", "README.md"
-FIELDS = {"format", "kind", "name", "method", "host", "head", "norms", "task", "metrics", "versions", "files", "sha256"}
+FIELDS = {"format", "kind", "name", "method", "host", "head", "norms", "task", "metrics", "versions", "members", "files", "sha256"}
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 LARGEST_MANIFEST = 4 << 20
 
@@ -56,19 +56,24 @@ def save(
         "task": task,
         "metrics": metrics or {},
         "versions": {package: importlib.metadata.version(package) for package in ("inlay", "torch", "transformers")},
+        "members": {member: digest(inlays[member]) for member in getattr(inlay.method, "members", ())},
     }
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in inlay.tensors().items()}
     return write(Path(path), manifest, tensors, card(manifest, tensors))
 
 
-def load(host: nn.Module, path: str | os.PathLike[str], *, name: str | None = None) -> str:
-    """Set a saved inlay into a host, under its own or another name; returns the name. All mismatches are reported at once."""
+def load(host: nn.Module, path: str | os.PathLike[str], *, name: str | None = None, any_members: bool = False) -> str:
+    """Set a saved inlay into a host, under its own or another name; returns the name. All mismatches are reported at once.
+
+    A fusion needs its members on the host, and the very ones it was trained with unless `any_members` is set.
+    """
     model, folder = bare(host), Path(path)
     manifest, tensors = read(folder)
     name = str(manifest["name"]) if name is None else name
     free_name(model, name)
     with newcomer(model) as inlays:
         problems = host_mismatches(manifest["host"], describe_host(model, inlays.anatomy))
+        problems += member_mismatches(manifest["members"], inlays, any_members)
         inlay = None
         try:
             head = None if manifest["head"] is None else Head(**manifest["head"])
@@ -108,6 +113,25 @@ def host_mismatches(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
         f"it was made for a host with {what} {saved.get(what)!r}, this one has {here[what]!r}"
         for what in ("family", "hidden_size", "layers", "heads") if saved.get(what) != here[what]
     ]  # fmt: skip
+
+
+def member_mismatches(saved: dict[str, str], inlays: Inlays, any_members: bool) -> list[str]:
+    problems = [f"its member {member!r} is not on this host; load it first" for member in saved if member not in inlays]
+    if not any_members:
+        problems += [
+            f"its member {member!r} is not the one it was trained with: the weights differ (any_members=True loads all the same)"
+            for member, wanted in saved.items() if member in inlays and digest(inlays[member]) != wanted
+        ]  # fmt: skip
+    return problems
+
+
+def digest(inlay: Inlay) -> str:
+    """A fingerprint of an inlay's tensors, by which a fusion knows its members again."""
+    found = hashlib.sha256()
+    for key, tensor in sorted(inlay.tensors().items()):
+        found.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def tensor_mismatches(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
@@ -189,7 +213,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} has format {manifest['format']}; this version of Inlay reads up to {FORMAT}. Upgrade inlay.")
     if manifest.get("sha256") != digest_of(manifest):
         raise CheckpointError(f"{file} is cut or altered: its content does not match its sha256.")
-    if FIELDS - manifest.keys() or manifest.keys() - FIELDS - {"members", "mixing"}:
+    if FIELDS - manifest.keys() or manifest.keys() - FIELDS:
         odd = ", ".join(sorted(FIELDS ^ manifest.keys()))
         raise CheckpointError(f"{file} has missing or unknown fields: {odd}.")
     if not isinstance(manifest["name"], str) or not NAME.fullmatch(manifest["name"]):

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from inlay.errors import NamingError, SetupError
 from inlay.heads import Head
 from inlay.methods.base import Method
+from inlay.methods.fusion import Fusion
 from inlay.registry import ATTRIBUTE, Inlay, Inlays, forget_compiled
 from inlay.setup import Setup, names_in
 
@@ -105,6 +106,9 @@ def remove(host: nn.Module, name: str) -> None:
     inlays[name]
     if name in names_in(inlays.active):
         raise SetupError(f"{name!r} is active. Activate something else first, for instance inlay.activate(host, None).")
+    for other in inlays:
+        if isinstance(other.method, Fusion) and name in other.method.members:
+            raise SetupError(f"{name!r} is a member of the fusion {other.name!r}. Remove the fusion first.")
     inlays.dismiss(name)
     inlays.activate(bare(host), inlays.active)
 

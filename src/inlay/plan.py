@@ -14,7 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from inlay.methods.base import Reads
+from inlay.anatomy import Place
+from inlay.methods.base import Form, Reads
+from inlay.methods.fusion import Choose, Folded, FusionLayer, Pack, pack
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,32 @@ class Change:
 
     module: nn.Module
     reads: Reads
-    layer: int
+    place: Place
     owner: Any
     """The inlay, which knows whether this step leaves out the first layers."""
     norm: Step | None = None
     """Post-LN hosts: the norm of h + r as this setup has it."""
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
-        if self.owner.training and self.layer < self.owner.left_out:
+        if self.owner.training and self.place.layer < self.owner.left_out:
             return h
-        return h + self.module(read(self.reads, h, seen, self.norm)).to(h.dtype)
+        return h + spread(self.module(read(self.reads, h, seen, self.norm)).to(h.dtype), self.place)
 
 
-def read(reads: Reads, h: Tensor, seen: Seen, norm: Step | None) -> Tensor:
+def spread(delta: Tensor, place: Place) -> Tensor:
+    """A change to one part of a fused projection, with zeros for the other parts."""
+    projection = place.projection
+    if projection is None or projection.parts == 1:
+        return delta
+    if not projection.per_head:
+        width = delta.shape[-1]
+        return nn.functional.pad(delta, (projection.part * width, (projection.parts - 1 - projection.part) * width))
+    by_head = delta.unflatten(-1, (place.heads, 1, -1))  # (…, heads, 1, head size)
+    before, after = projection.part, projection.parts - 1 - projection.part
+    return nn.functional.pad(by_head, (0, 0, before, after)).flatten(-3)
+
+
+def read(reads: str, h: Tensor, seen: Seen, norm: Step | None) -> Tensor:
     """What a module reads at its place; see `Reads`."""
     if reads == "output":
         return h
@@ -68,7 +83,94 @@ def read(reads: Reads, h: Tensor, seen: Seen, norm: Step | None) -> Tensor:
     if reads == "residual":
         return seen.residual
     x = h + seen.residual
+    if reads == "stream standardised":
+        return nn.functional.layer_norm(x, x.shape[-1:])
     return x if reads == "stream" or norm is None else norm(x, Seen((x,)))
+
+
+class Fused:
+    """h + Σ_n p_n V z_n: a fusion acts. The packed members are kept until a parameter changes."""
+
+    def __init__(
+        self, layer: FusionLayer, owner: Any, place: Place, names: tuple[str, ...], members: tuple[tuple[Any, Reads] | None, ...],
+        norm: Step | None, pinned: dict[str, float],
+    ) -> None:  # fmt: skip
+        self.layer = layer
+        self.owner = owner
+        self.place = place
+        self.names = names
+        self.members = members
+        self.norm = norm
+        self.pinned = pinned
+        self.query = owner.method.reads_at(place)
+        self.record: list[Tensor] | None = None
+        """While somebody looks inside: the weights (…, N) of every call."""
+        self._theirs = [p for member in members if member is not None for p in parameters_of(member[0])]
+        self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
+
+    def __call__(self, h: Tensor, seen: Seen) -> Tensor:
+        inputs: dict[str, Tensor] = {}
+
+        def given(kind: str) -> Tensor:
+            if kind not in inputs:
+                inputs[kind] = read(kind, h, seen, self.norm)
+            return inputs[kind]
+
+        x = given(self.query)
+        chosen = self._chosen()
+        packed = self._pack(chosen)
+        folded = self._fold(packed, x.numel() // x.shape[-1], whole=len(chosen) == len(self.names))
+        method = self.owner.method
+        columns = {self.names[chosen[n]]: column for column, n in enumerate(packed.order)}
+        pinned = {columns[name]: weight for name, weight in self.pinned.items() if name in columns}
+        choose = Choose(method.temperature, method.dropout if self.owner.training else 0.0, pinned)
+        change, weights = self.layer(x, given, packed, folded, choose)
+        if self.record is not None:
+            self.record.append(weights.detach()[..., [columns[name] for name in self.names]])
+        return h + spread(change.to(h.dtype), self.place)
+
+    def _chosen(self) -> tuple[int, ...]:
+        """The members that take part: all of them, or this step's subset."""
+        everybody = tuple(range(len(self.names)))
+        if not self.owner.training or self.owner.chosen is None or self.record is not None:
+            return everybody
+        return tuple(n for n in everybody if self.names[n] in self.owner.chosen) or everybody
+
+    def _forms(self) -> list[Form | None]:
+        return [None if member is None else member[0].form(member[1]) for member in self.members]
+
+    def _pack(self, chosen: tuple[int, ...]) -> Pack:
+        width, like = self.layer.key.in_features, self.layer.key.weight
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self._theirs):
+            forms = self._forms()
+        else:
+            forms = self._keep("forms", self._theirs, self._forms)
+            if len(chosen) == len(self.names):
+                return self._keep("pack", self._theirs, lambda: pack(forms, width, like))
+        return pack([forms[n] for n in chosen], width, like)
+
+    def _fold(self, packed: Pack, tokens: int, whole: bool) -> Folded | None:
+        mine = list(self.layer.parameters())
+        learning = torch.is_grad_enabled() and any(p.requires_grad for p in (*mine, *self._theirs))
+        if whole and not learning:
+            return self._keep("folded", [*mine, *self._theirs], lambda: self.layer.fold(packed.rows))
+        return self.layer.fold(packed.rows) if packed.rows.shape[0] < tokens else None
+
+    def _keep(self, what: str, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
+        """The kept value, made anew when one of the tensors it is made of has changed."""
+        if torch.compiler.is_compiling():
+            return make()
+        state = tuple((id(t), t.data_ptr(), t._version, t.dtype) for t in tensors)
+        if self._kept.get(what, (None,))[0] != state:
+            with torch.no_grad():
+                self._kept[what] = state, make()
+        return self._kept[what][1]
+
+
+def parameters_of(module: nn.Module) -> list[Tensor]:
+    """All a module computes with, a shared rule included."""
+    shared = [t for m in module.modules() for rule in getattr(m, "_rule", ()) for t in (*rule.parameters(), *rule.buffers())]
+    return [*module.parameters(), *module.buffers(), *shared]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Where things are in a model family without a table entry: found by running the host on a few tokens.
 
-    s0 ──(+ h)── s1 ──(+ h)── s2 = the layer's output        pre-LN: s1 is seen at the next norm's input
-    s0 ──(+ h)─[norm]── s1 ──(+ h)─[norm]── s2               post-LN: the stream goes on after the norm
-    s0 ──(+ h + h')── s2                                     both branches side by side
+    s0 ──(+ h)── s1 ──(+ h)── s2 = the layer's output    pre-LN: s1 is seen at the next norm's input
+    s0 ──(+ h)─[norm]── s1 ──(+ h)─[norm]── s2           post-LN: the stream goes on after the norm
+    s0 ──(+ h + h')── s2                                 both branches side by side
 
 The inputs and outputs of all modules are recorded, and each layer is solved for the way of its residual stream from
 its input to its output: which outputs h are added to which r. The same addition gives the same bits, so that there is
@@ -34,7 +34,7 @@ B, T, T_DECODER = 2, 5, 3
 """Rows and tokens of the dummy batch; a decoder has fewer, so that what comes from the encoder shows by its length."""
 FLAT = (B * T, B * T_DECODER)
 Change = Callable[[Tensor], Tensor]
-Known = Mapping[str, Mapping[str, Branch]]
+Known = dict[str, dict[str, Branch]]
 
 
 class Unsure(Exception):
@@ -56,8 +56,14 @@ def probe(host: PreTrainedModel) -> Family:
 def _probe(host: PreTrainedModel) -> Family:
     calls = _run(host)
     paths = _stacks(host, calls)
-    solved = {path: _solve(host, calls, path) for path in paths.values()}
-    branches = {path: _agree(path, layers) for path, layers in solved.items()}
+    solved: dict[str, list[list[Found]]] = {}
+    branches: dict[str, dict[str, Branch]] = {path: {} for path in paths.values()}
+    try:
+        for path in branches:
+            solved[path] = _solve(host, calls, path)
+            branches[path] = _agree(path, solved[path])
+    except Unsure as unsure:
+        raise Unsure(str(unsure), branches | unsure.known) from None
     outputs = [
         f"{path}.{index}.{branch.output}"
         for path, layers in solved.items() for index in range(len(layers)) for branch in branches[path].values()
@@ -98,11 +104,21 @@ class Call:
 
     @property
     def is_norm(self) -> bool:
-        return type(self.module).__name__.lower().endswith("norm") and len(self.inputs) == 1
+        simple = len(self.inputs) == 1 and not any(True for _ in self.module.children())
+        return simple and "norm" in type(self.module).__name__.lower()
 
 
-def _run(host: PreTrainedModel, changes: Mapping[str, Change] | None = None, last: int = 0) -> list[Call]:
-    """Run a twin of the base model and record each call. `changes` act on outputs; `last` gives another last token."""
+class Enough(Exception):
+    """All that was asked for has been seen."""
+
+
+def _run(
+    host: PreTrainedModel, changes: Mapping[str, Change] | None = None, last: int = 0, until: str = ""
+) -> list[Call]:
+    """Run a twin of the base model, up to a module, and record every call.
+
+    changes: what to make of the outputs of modules. last: 1 for another last token.
+    """
     if any(p.is_meta for p in host.parameters()):
         raise Unsure("its weights are on the meta device, so that it cannot be run. Load the weights first")
     calls: list[Call] = []
@@ -121,6 +137,8 @@ def _run(host: PreTrainedModel, changes: Mapping[str, Change] | None = None, las
         call.plain = isinstance(output, Tensor)
         call.output = _kept(output[0] if isinstance(output, (tuple, list)) and output else output)
         call.end = next(clock)
+        if path == until:
+            raise Enough
         return output
 
     try:
@@ -133,6 +151,8 @@ def _run(host: PreTrainedModel, changes: Mapping[str, Change] | None = None, las
         devices = sorted({p.device.index for p in host.parameters() if p.is_cuda})
         with torch.no_grad(), torch.random.fork_rng(devices):
             twin(**_tokens(host, last))
+    except Enough:
+        pass
     except Exception as error:
         raise Unsure(f"it could not be run on {B}x{T} dummy tokens ({type(error).__name__}: {error})") from error
     return calls
@@ -140,6 +160,7 @@ def _run(host: PreTrainedModel, changes: Mapping[str, Change] | None = None, las
 
 def _tokens(host: PreTrainedModel, last: int) -> dict[str, Tensor]:
     embeddings = host.get_input_embeddings().weight
+    assert isinstance(embeddings, Tensor)
 
     def ids(length: int) -> Tensor:
         some = torch.arange(length) + embeddings.shape[0] // 2  # far from the special tokens at either end
@@ -212,8 +233,8 @@ def _stacks(host: PreTrainedModel, calls: list[Call]) -> dict[str, str]:
         path = stacks[part] = found[0]
         if any(count[f"{path}.{i}"] > 1 for i in range(longest)):
             raise AnatomyError(
-                f"{type(host).__name__} runs one layer's weights several times ({path}), so an inlay could not tell its "
-                f"layers apart. Hosts whose layers have their own weights work, such as bert or electra."
+                f"{type(host).__name__} runs one layer's weights several times ({path}), so an inlay could not tell "
+                f"its layers apart. Hosts whose layers have their own weights work, such as bert or electra."
             )
         layer = _first(calls, f"{path}.0")
         if any(x is None or x.shape[-1] != width for x in (*layer.inputs[:1], layer.output)):
@@ -260,15 +281,18 @@ def _solve(host: PreTrainedModel, calls: list[Call], path: str) -> list[list[Fou
         whole = [sums for sums, arrived in ways if arrived]
         if len(whole) != 1:
             known = _branches(max((sums for sums, _ in ways), key=len), inner, once)
+            ways_found = "several ways" if whole else "no way"
             raise Unsure(
-                f"there is {'more than one' if whole else 'no'} way to add up outputs of modules to what {prefix} gives",
+                f"there is {ways_found} to add up outputs of modules to what {prefix} gives",
                 {path: {found.kind: _branch([found]) for found in known}},
             )
         layers.append(_branches(whole[0], inner, once))
     return layers
 
 
-def _ways(s: Tensor, now: int, sums: tuple[Sum, ...], calls: list[Call], goal: Tensor) -> Iterator[tuple[tuple[Sum, ...], bool]]:
+def _ways(
+    s: Tensor, now: int, sums: tuple[Sum, ...], calls: list[Call], goal: Tensor
+) -> Iterator[tuple[tuple[Sum, ...], bool]]:
     """Every way of the residual stream on from s, and whether it arrives at the layer's output."""
     arrived = bool(sums) and _same(s, goal)
     yield sums, arrived
@@ -278,7 +302,7 @@ def _ways(s: Tensor, now: int, sums: tuple[Sum, ...], calls: list[Call], goal: T
         if norm.is_norm and norm.plain and norm.start > now and _same(norm.inputs[0], s):
             after = (*sums[:-1], replace(sums[-1], norm=sums[-1].norm or norm.path)) if sums else ()
             yield from _ways(_tensor(norm.output), norm.end, after, calls, goal)
-    later = _distinct([c for c in calls if c.plain and c.end > now and c.output is not None and c.output.shape == s.shape])
+    later = _distinct([c for c in calls if c.plain and c.end > now], s.shape)
     alone = False
     for end, h in later:
         t = s + h
@@ -290,12 +314,12 @@ def _ways(s: Tensor, now: int, sums: tuple[Sum, ...], calls: list[Call], goal: T
             yield (*sums, Sum(s, (a, b))), True
 
 
-def _distinct(calls: list[Call]) -> list[tuple[int, Tensor]]:
+def _distinct(calls: list[Call], shape: torch.Size) -> list[tuple[int, Tensor]]:
     """Every output once, with the time it was first there; not those of zeros, which any sum would hold for."""
     found: list[tuple[int, Tensor]] = []
     for call in sorted(calls, key=lambda c: c.end):
-        h = _tensor(call.output)
-        if bool(h.any()) and not any(_same(h, other) for _, other in found):
+        h = call.output
+        if h is not None and h.shape == shape and bool(h.any()) and not any(_same(h, other) for _, other in found):
             found.append((call.end, h))
     return found
 
@@ -305,11 +329,11 @@ def _branches(sums: tuple[Sum, ...], inner: list[Call], once: list[Call]) -> lis
         return sorted((call for call in once if call.plain and _same(call.output, h)), key=lambda c: c.end)
 
     chains = []
-    for total, h in ((total, h) for total in sums for h in total.hs):
-        chain = giving(h)
-        if chain[0].is_norm:  # Gemma 2 norms a branch's output: what it norms is the raw output
-            chain = giving(chain[0].inputs[0]) + chain
-        chains.append((total, chain))
+    for total in sums:
+        for chain in map(giving, total.hs):
+            # Gemma 2 norms a branch's output: what it norms is the raw output
+            before = giving(chain[0].inputs[0]) if chain[0].is_norm else []
+            chains.append((total, before + chain))
     found: list[Found] = []
     since = -1
     for total, chain in sorted(chains, key=lambda item: item[1][-1].end):
@@ -323,8 +347,8 @@ def _branches(sums: tuple[Sum, ...], inner: list[Call], once: list[Call]) -> lis
 
 
 def _kind(window: list[Call], h: Tensor) -> str:
-    names = (f"{c.path} {type(c.module).__name__}" for c in window if not c.is_norm and not isinstance(c.module, nn.Dropout))
-    if not any(re.search("attn|attention", name, re.IGNORECASE) for name in names):
+    workers = (c for c in window if not c.is_norm and not isinstance(c.module, nn.Dropout))  # post_attention_layernorm
+    if not any(re.search("attn|attention", f"{c.path} {type(c.module).__name__}", re.IGNORECASE) for c in workers):
         return "ffn"
     longer = (x for c in window for x in c.inputs if x is not None and x.shape[-1] == h.shape[-1] and x.shape[1] >= T)
     return "cross" if h.shape[1] == T_DECODER and any(True for _ in longer) else "attention"
@@ -355,7 +379,7 @@ def _agree(path: str, layers: list[list[Found]]) -> dict[str, Branch]:
     return known
 
 
-def _check_again(path: str, branches: Mapping[str, Branch], layers: list[list[Found]]) -> None:
+def _check_again(path: str, branches: dict[str, Branch], layers: list[list[Found]]) -> None:
     """With every h changed, the sums have to hold at the same modules: then they were no coincidence."""
     for index, found in ((index, found) for index, layer in enumerate(layers) for found in layer):
         branch = branches[found.kind]
@@ -371,7 +395,9 @@ NAMES = {
 }
 
 
-def _projections(host: PreTrainedModel, calls: list[Call], path: str, layers: list[list[Found]]) -> dict[str, tuple[Projection, ...]]:
+def _projections(
+    host: PreTrainedModel, calls: list[Call], path: str, layers: list[list[Found]]
+) -> dict[str, tuple[Projection, ...]]:
     """Linear maps by role, of all layers together; a role that is not certain is left out."""
     roles: dict[str, dict[Projection, None]] = {}
     for found in itertools.chain.from_iterable(layers):
@@ -393,7 +419,9 @@ def _projections(host: PreTrainedModel, calls: list[Call], path: str, layers: li
     return {role: tuple(projections) for role, projections in roles.items()}
 
 
-def _qkv(host: PreTrainedModel, calls: list[Call], layer: str, linear: Mapping[str, Call], o: str) -> dict[str, Projection]:
+def _qkv(
+    host: PreTrainedModel, calls: list[Call], layer: str, linear: Mapping[str, Call], o: str
+) -> dict[str, Projection]:
     """The first guess that proves right: by names, or three parts of one map, one after the other or head by head."""
     named = {r: Projection(p) for r, name in NAMES.items() for p in linear if name.fullmatch(p.rpartition(".")[2])}
     guesses = [named] if len(named) == 3 else []
@@ -425,7 +453,7 @@ def _attends(host: PreTrainedModel, calls: list[Call], layer: str, guess: Mappin
         return y
 
     changes = {layer + p.path: (lambda y, path=p.path: change(path, y)) for p in guess.values()}
-    before, after = (_first(c, layer + o).inputs[0] for c in (calls, _run(host, changes)))
+    before, after = (_first(c, layer + o).inputs[0] for c in (calls, _run(host, changes, until=layer + o)))
     if before is None or after is None or not bool(before.any()):
         return False
     return _same(2 * before[:, 1:], after[:, 1:])
@@ -436,21 +464,20 @@ def _attends(host: PreTrainedModel, calls: list[Call], layer: str, guess: Mappin
 
 def _explain(host: PreTrainedModel, reason: str, known: Known) -> str:
     """Why, what the layers are made of, and the entry to fill in."""
-    kind = host.config.get_text_config().model_type
     lists = list(known) or list(_lists(host))
     lines = [f"{type(host).__name__} has no entry in Inlay's table, and probing it was not certain: {reason}."]
     for path in lists:
         layer = host.base_model.get_submodule(f"{path}.0")
-        lines.append(f"{path}.0 is a {type(layer).__name__}" + (" of" if len(list(layer.modules())) > 1 else ""))
+        lines.append(f"{path}.0 is a {type(layer).__name__}:")
         lines += [f"    {name:<40} {type(module).__name__}" for name, module in layer.named_modules() if name]
-    lines += ["Fill in each ?, and call this before anything else. The stack is 'decoder' in a causal host, 'encoder' in others;",
-              "norm is '' in a pre-LN host.", f"inlay.register_family({kind!r}, inlay.Family({{"]  # fmt: skip
-    for path in lists if _has_decoder(host) or len(lists) == 1 else ["?"]:
-        stack = next((part for part in ("encoder", "decoder") if _has_decoder(host) and path.startswith(part)), "?")
-        lines.append(f"    {stack!r}: inlay.Layers({path!r},")
-        for role in ("attention", "ffn"):
-            b = known.get(path, {}).get(role, Branch("?", ("?", 0), "?"))
-            fields = f"{b.output!r}, residual={b.residual!r}, norm={b.norm!r}" + (f", raw={b.raw!r}" if b.raw else "")
-            lines.append(f"        {role}=inlay.Branch({fields}),")
+    lines.append("Fill in each ? and call this before anything else (stack: 'decoder' if causal; norm: '' if pre-LN):")
+    lines.append(f"inlay.register_family({host.config.get_text_config().model_type!r}, inlay.Family({{")
+    both = _has_decoder(host)
+    for path in lists if both or len(lists) == 1 else ["?"]:
+        stack = next((part for part in ("encoder", "decoder") if both and path.startswith(part)), "?")
+        lines.append(f"    {stack!r}: inlay.Layers(\n        {path!r},")
+        for kind in ("attention", "ffn"):
+            b = known.get(path, {}).get(kind, Branch("?", ("?", 0), "?"))
+            lines.append(f"        {kind}=inlay.Branch({b.output!r}, {b.residual!r}, norm={b.norm!r}, raw={b.raw!r}),")
         lines.append("    ),")
     return "\n".join([*lines, "}))"])

@@ -21,8 +21,9 @@ from inlay import plan
 from inlay.anatomy import Anatomy, Place
 from inlay.errors import NamingError, SetupError, nearest
 from inlay.heads import Head, PooledHead, bare_copy, build_head
-from inlay.methods.base import Method
-from inlay.setup import Average, Rows, Setup, Stack, names_in, walk
+from inlay.methods.base import Method, Reads
+from inlay.methods.fusion import Fusion
+from inlay.setup import Average, Fuse, Rows, Setup, Stack, names_in, walk
 from inlay.sites import Entry, HeadSite, Site
 
 ATTRIBUTE = "inlays"
@@ -46,6 +47,8 @@ class Inlay(nn.Module):
         self.parts = nn.ModuleDict()
         self.left_out = 0
         """In training: the first layers that this step leaves out."""
+        self.chosen: frozenset[str] | None = None
+        """A fusion in training: the members that take part in this step."""
 
     def fill(self, host: PreTrainedModel, anatomy: Anatomy) -> Inlay:
         """Build every module, on the device and in the dtype of its place."""
@@ -82,6 +85,9 @@ class Inlay(nn.Module):
         """Once per training step: whatever this inlay leaves to chance."""
         depth = self.method.drawn_depth()
         self.left_out = int(torch.randint(0, depth + 1, ())) if depth else 0
+        if isinstance(self.method, Fusion) and self.method.subset is not None:
+            drawn = torch.randperm(len(self.method.members))[: self.method.subset]
+            self.chosen = frozenset(self.method.members[n] for n in drawn.tolist())
 
 
 def _parameter_near(host: nn.Module, path: str) -> nn.Parameter:
@@ -173,6 +179,9 @@ class Inlays(nn.Module):
         """Resolve a setup at every place first, then switch over: an error changes nothing."""
         for name in names_in(setup):
             self[name]
+        for part in walk(setup):
+            if isinstance(part, Fuse):
+                self._check_fuse(part)
         heads = self.heads(setup)
         steps = {key: self._step(host, setup, site.place) for key, site in self.sites.items()}  # type: ignore[arg-type]
         for key, step in steps.items():
@@ -185,12 +194,22 @@ class Inlays(nn.Module):
         )
         show_labels(host, heads, self.original)
 
+    def _check_fuse(self, setup: Fuse) -> None:
+        method = self[setup.name].method
+        if not isinstance(method, Fusion):
+            raise SetupError(f"Fuse({setup.name!r}) needs a fusion, but {setup.name!r} is a {method.kind} inlay.")
+        pinned = dict(setup.pinned)
+        for member in pinned.keys() - set(method.members):
+            raise SetupError(f"{member!r} is not a member of {setup.name!r}.{nearest(member, method.members)}")
+        if len(pinned) == len(method.members) and abs(sum(pinned.values()) - 1) > 1e-6:
+            raise SetupError(f"Fuse({setup.name!r}): all members are off or pinned, so their weights must sum to 1.")
+
     def heads(self, setup: Setup) -> list[Head]:
         """The own heads that stand in for the host's; several only under Rows."""
         if setup is None:
             return []
-        if isinstance(setup, str):
-            head = self[setup].head
+        if isinstance(setup, str | Fuse):
+            head = self[name_in(setup)].head
             return [head] if head is not None else []
         found = [heads for part in setup.parts if (heads := self.heads(part))]
         if isinstance(setup, Stack):
@@ -214,16 +233,33 @@ class Inlays(nn.Module):
         """`norms_of`: the nearest whole branch, whose own norms stand in for the host's when a method reads them."""
         if setup is None:
             return None
-        if isinstance(setup, str):
-            inlay = self[setup]
+        if isinstance(setup, str | Fuse):
+            inlay = self[name_in(setup)]
             if (module := inlay.part(place)) is None:
                 return None
-            return plan.Change(module, inlay.method.reads_at(place), place.layer, inlay, self._norm(host, norms_of, place))
+            norm = self._norm(host, norms_of, place)
+            if isinstance(inlay.method, Fusion):
+                return self._fused(inlay, place, norm, dict(setup.pinned) if isinstance(setup, Fuse) else {})
+            return plan.Change(module, inlay.method.reads_at(place), place, inlay, norm)
         if isinstance(setup, Stack):
             steps = [self._change(host, part, place, norms_of) for part in setup.parts]
             acting = tuple(step for step in steps if step is not None)
             return plan.Chain(acting) if len(acting) > 1 else (acting[0] if acting else None)
         return _branches(setup, lambda part: self._change(host, part, place, part), plan.Unchanged())
+
+    def _fused(self, inlay: Inlay, place: Place, norm: plan.Step | None, pinned: dict[str, float]) -> plan.Fused:
+        assert isinstance(inlay.method, Fusion)
+        names = inlay.method.at(place.id)
+        members = tuple(self.member_part(name, place) for name in names)
+        return plan.Fused(inlay.part(place), inlay, place, names, members, norm, pinned)  # type: ignore[arg-type]
+
+    def member_part(self, name: str, place: Place) -> tuple[nn.Module, Reads] | None:
+        """A member's module at a place and what it reads; before or after the dropout is the same to a fusion."""
+        inlay = self[name]
+        for near in (place.id, f"{place.id}.raw", place.id.removesuffix(".raw")):
+            if near in self.anatomy.places and (part := inlay.part(self.anatomy.places[near])) is not None:
+                return part, inlay.method.reads_at(self.anatomy.places[near])
+        return None
 
     def _norm(self, host: nn.Module, setup: Setup, place: Place) -> plan.Step | None:
         if place.norm is None:
@@ -236,8 +272,8 @@ class Inlays(nn.Module):
         """In a Stack the uppermost part that owns the module stands in; elsewhere each part has its own."""
         if setup is None:
             return None
-        if isinstance(setup, str):
-            module = self[setup].part(place)
+        if isinstance(setup, str | Fuse):
+            module = self[name_in(setup)].part(place)
             if isinstance(module, PooledHead):
                 return plan.PooledStandIn(module)
             return plan.StandIn(module) if module is not None else None
@@ -249,6 +285,10 @@ class Inlays(nn.Module):
             if len(owners) == 1:
                 return owners[0]
         return _branches(setup, lambda part: self._stand_in(part, place, fallback), fallback)
+
+
+def name_in(setup: str | Fuse) -> str:
+    return setup.name if isinstance(setup, Fuse) else setup
 
 
 def _branches(setup: Average | Rows, step_of: Callable[[Setup], plan.Step | None], absent: plan.Step) -> plan.Step | None:

@@ -4,6 +4,7 @@
     Stack("domain", "rte")         first "domain", then "rte" on its result
     Average("a", "b")              the mean of both results; weights sum to one
     Rows("a", "b", "a")            row i of the batch uses the i-th inlay
+    Fuse("f", off=["a"])           a fusion, with some members off or their weights pinned; plain "f" is the fusion itself
     None                           the bare host
 
 Every one of them takes names or other setups, where that has a meaning.
@@ -11,13 +12,13 @@ Every one of them takes names or other setups, where that has a meaning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
 from inlay.errors import SetupError
 
-Setup = Union[str, "Stack", "Average", "Rows", None]
+Setup = Union[str, "Stack", "Average", "Rows", "Fuse", None]
 
 
 @dataclass(frozen=True, init=False)
@@ -74,17 +75,35 @@ class Rows:
         object.__setattr__(self, "each", each)
 
 
+@dataclass(frozen=True, init=False)
+class Fuse:
+    """A fusion by its name, with members switched off or pinned to a weight; the others share what is left."""
+
+    name: str
+    pinned: tuple[tuple[str, float], ...]
+
+    def __init__(self, name: str, *, off: Sequence[str] = (), pin: Mapping[str, float] | None = None) -> None:
+        pinned = {member: 0.0 for member in off} | {member: float(weight) for member, weight in (pin or {}).items()}
+        if len(pinned) < len(off) + len(pin or {}):
+            raise SetupError(f"Fuse({name!r}): a member is either off or pinned, once.")
+        if not all(0 <= weight <= 1 for weight in pinned.values()) or sum(pinned.values()) > 1 + 1e-6:
+            raise SetupError(f"Fuse({name!r}): pinned weights lie between 0 and 1 and sum to at most 1, got {dict(pin or {})}.")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "pinned", tuple(pinned.items()))
+
+
 def walk(setup: Setup) -> Iterator[Setup]:
     """The setup and everything inside it."""
     yield setup
-    if setup is not None and not isinstance(setup, str):
+    if isinstance(setup, Stack | Average | Rows):
         for part in setup.parts:
             yield from walk(part)
 
 
 def names_in(setup: Setup) -> tuple[str, ...]:
     """Every inlay a setup names, once each, in order."""
-    return tuple(dict.fromkeys(part for part in walk(setup) if isinstance(part, str)))
+    found = (part.name if isinstance(part, Fuse) else part for part in walk(setup))
+    return tuple(dict.fromkeys(name for name in found if isinstance(name, str)))
 
 
 def _checked(kind: str, parts: tuple[Setup, ...]) -> tuple[Setup, ...]:
@@ -98,5 +117,5 @@ def _checked(kind: str, parts: tuple[Setup, ...]) -> tuple[Setup, ...]:
 
 
 def _check_part(kind: str, part: object) -> None:
-    if part is not None and not isinstance(part, str | Stack | Average | Rows):
+    if part is not None and not isinstance(part, str | Stack | Average | Rows | Fuse):
         raise SetupError(f"{kind} takes names of inlays or other setups, got {part!r}.")

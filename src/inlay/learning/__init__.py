@@ -2,19 +2,24 @@
 
     job     a whole run from its settings: `train(Settings(...))`
     loop    `fit(host, language, train, validation, recipe)` for a host that is set up already
+
+Names load on first use: settings and runs can be read without torch.
 """
 
-from inlay.learning.evaluate import ask
-from inlay.learning.hosts import open_host, own_head
-from inlay.learning.interrupt import Interrupted
-from inlay.learning.job import get_ready, train
-from inlay.learning.loop import Outcome, fit
-from inlay.learning.material import Answer, Language, Split
-from inlay.learning.recipe import Recipe, filled
-from inlay.learning.run import Run
-from inlay.learning.settings import Settings
+from __future__ import annotations
 
-__all__ = [
-    "Answer", "Interrupted", "Language", "Outcome", "Recipe", "Run", "Settings", "Split", "ask", "filled", "fit", "get_ready",
-    "open_host", "own_head", "train",
-]  # fmt: skip
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "Answer": "material", "Interrupted": "interrupt", "Language": "material", "Outcome": "loop", "Recipe": "recipe", "Run": "run",
+    "Settings": "settings", "Split": "material", "ask": "evaluate", "filled": "recipe", "fit": "loop", "get_ready": "job",
+    "open_for_use": "opened", "open_host": "hosts", "own_head": "hosts", "train": "job",
+}  # fmt: skip
+__all__ = sorted(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'inlay.learning' has no attribute {name!r}")
+    return getattr(import_module(f"inlay.learning.{_HOME[name]}"), name)

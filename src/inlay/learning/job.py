@@ -11,10 +11,11 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-import inlay
-from inlay.errors import ConfigError
+from inlay.checkpoint import read_manifest, save
+from inlay.errors import ConfigError, InlayError
+from inlay.host import summary
 from inlay.learning.evaluate import ask
-from inlay.learning.hosts import form_of, longest_input, open_host, own_head
+from inlay.learning.hosts import form_of, longest_input, open_config, open_host, own_head
 from inlay.learning.interrupt import Interrupted
 from inlay.learning.loop import Outcome, accelerator_for, fit
 from inlay.learning.material import Answer, Language, Split
@@ -48,21 +49,35 @@ class Job:
 def get_ready(settings: Settings) -> Job:
     """Read the rows, open the host, set in what trains. Nothing is written."""
     use_threads(settings.threads)
-    method = chosen_method(settings) if settings.mode == "inlay" else None
-    prepared = prepare(settings)
+    method, prepared, members = _checked(settings)
     torch.manual_seed(settings.seed)
     host, tokenizer = open_host(settings.host, prepared.task)
     form = form_of(prepared.task, host.config)
     head = own_head(prepared.task, form, host, settings.head_layers)
-    members = [inlay_in(member) for member in settings.members]
     name = begin(host, settings.name or prepared.task.name, settings.mode, head, method=method, members=members)
     settings = settings.model_copy(update=filled(settings, kind_of(settings), text=form == "text").model_dump(include={"lr", "epochs"}))
     language = Language(prepared.task, form, tokenizer, longest_input(host, tokenizer, settings.max_length))
     return Job(settings, prepared, host, language, name)
 
 
-def chosen_method(settings: Settings) -> Method:
-    return method_from({"kind": settings.method, **settings.options})
+def _checked(settings: Settings) -> tuple[Method | None, Prepared, list[Path]]:
+    """Method, rows and members; whatever is wrong with any of them, or with the host's name, is said at once."""
+    problems: list[str] = []
+    found: list[Any] = []
+    for look in (
+        lambda: method_from({"kind": settings.method, **settings.options}) if settings.mode == "inlay" else None,
+        lambda: prepare(settings),
+        lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))],
+        lambda: open_config(settings.host),
+    ):
+        try:
+            found.append(look())
+        except InlayError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    method, prepared, members, _ = found
+    return method, prepared, members
 
 
 def kind_of(settings: Settings) -> str:
@@ -87,7 +102,7 @@ def train(settings: Settings, *, resume: bool = False, watch: Watcher | None = N
         if resume and run.record().get("status") == "finished":
             raise ConfigError(f"{run.folder} is finished. Look at it with: inlay inspect {run.folder}")
         job = get_ready(settings)
-        run.write_config(job.settings.model_dump(mode="json", exclude_defaults=True, exclude={"out"}))
+        run.write_config(_lasting(job.settings))
         run.note(status="running", **_facts(job))
         for note in job.prepared.notes:
             watch.say(note)
@@ -97,6 +112,18 @@ def train(settings: Settings, *, resume: bool = False, watch: Watcher | None = N
             run.note(status="interrupted")
             raise
     return run
+
+
+def _lasting(settings: Settings) -> dict[str, Any]:
+    """Every setting, with paths that hold from any folder."""
+    found = settings.model_dump(mode="json", exclude_none=True, exclude={"out"})
+    for name in ("data_dir", "train", "validation", "test"):
+        if name in found:
+            found[name] = str(Path(found[name]).absolute())
+    found["members"] = [str(member.absolute()) for member in settings.members]
+    if Path(settings.host).is_dir():
+        found["host"] = str(Path(settings.host).absolute())
+    return found
 
 
 def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher) -> None:
@@ -121,21 +148,22 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: Split, answers: list[A
         if job.settings.mode == "fusion":
             for member in job.settings.members:
                 _keep_member(inlay_in(member), run.members)
-        inlay.save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores)
+        save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores)
     if job.settings.mode == "full":
         own = {name: tensor for name, tensor in job.host.state_dict().items() if not name.startswith("inlays.")}
         job.host.save_pretrained(run.host, state_dict=own)
         job.language.tokenizer.save_pretrained(run.host)
     run.note(
-        status="finished", judged=job.prepared.judge, scores=scores, validation=outcome.scores, best_step=outcome.best_step, steps=outcome.steps,
+        judged=job.prepared.judge, scores=scores, validation=outcome.scores, best_step=outcome.best_step, steps=outcome.steps,
         seconds=round(outcome.seconds, 1), examples_per_second=round(outcome.examples_per_second, 2), padding=round(outcome.padding, 4),
     )  # fmt: skip
     write_report(run, job, judged, answers)
+    run.note(status="finished")
     run.checkpoint.unlink(missing_ok=True)
 
 
 def _keep_member(folder: Path, members: Path) -> None:
-    target = members / str(inlay.checkpoint.read_manifest(folder)["name"])
+    target = members / str(read_manifest(folder)["name"])
     if not target.exists():
         shutil.copytree(folder, target)
 
@@ -145,14 +173,14 @@ def _facts(job: Job) -> dict[str, Any]:
     trained = sum(p.numel() for p in job.host.parameters() if p.requires_grad)
     return {
         "task": prepared.task.model_dump(mode="json", exclude={"hub"}),
-        "host": settings.host,
+        "host": _lasting(settings)["host"],
         "mode": settings.mode,
         "method": settings.method if settings.mode == "inlay" else None,
         "name": job.name,
         "rows": {split: len(getattr(prepared, split)) for split in ("train", "validation", "test")},
         "notes": list(prepared.notes),
         "trained_parameters": trained,
-        "host_parameters": inlay.summary(job.host).host_parameters,
+        "host_parameters": summary(job.host).host_parameters,
         "max_length": job.language.max_length,
         "head_layers": settings.head_layers,
         "threads": torch.get_num_threads(),

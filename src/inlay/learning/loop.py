@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -57,6 +58,7 @@ def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path
     """accelerate, set up for small parts of a large model: some parameters get no gradient in some steps."""
     if recipe.precision == "fp16" and not torch.cuda.is_available():
         raise ConfigError("precision fp16 needs a GPU; use bf16 or no.")
+    AcceleratorState._reset_state()  # accelerate keeps the first precision of a process; each run has its own
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     return Accelerator(
         mixed_precision=recipe.precision, log_with=list(trackers) or None, project_dir=folder, kwargs_handlers=[unused]

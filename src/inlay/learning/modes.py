@@ -14,9 +14,11 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-import inlay
+from inlay.checkpoint import load
 from inlay.errors import ConfigError
+from inlay.fusions import add_fusion
 from inlay.heads import Head
+from inlay.host import add, inlays_of, train
 from inlay.learning.headonly import HeadOnly
 from inlay.learning.recipe import Mode
 from inlay.methods.base import Method
@@ -29,19 +31,26 @@ def begin(
     if mode == "inlay":
         if method is None:
             raise ConfigError("mode 'inlay' needs a method, for instance 'pfeiffer'.")
-        inlay.add(host, name, method, head=head)
+        add(host, name, method, head=head)
     elif mode == "fusion":
         if len(members) < 2:
             raise ConfigError(f"a fusion needs at least two members, got {len(members)}.")
-        inlay.add_fusion(host, name, [inlay.load(host, member) for member in members], head=head)
+        _fusion(host, name, [load(host, member) for member in members], head)
     elif head is not None:
-        inlay.add(host, name, HeadOnly(), head=head)
+        add(host, name, HeadOnly(), head=head)
     elif mode == "head":
         raise ConfigError("this host answers in text with the head it was trained with; there is no head to train alone.")
     if mode == "full":
         return _everything(host, name if head is not None else None)
-    inlay.train(host, name)
+    train(host, name)
     return name
+
+
+def _fusion(host: PreTrainedModel, name: str, members: list[str], head: Head | None) -> None:
+    """A fusion starts with the head of its last member, where that has the same labels: the target's own inlay."""
+    own = inlays_of(host)[members[-1]].head
+    same = own is not None and head is not None and own.names == head.names
+    add_fusion(host, name, members, head=None if same else head)
 
 
 def _everything(host: PreTrainedModel, name: str | None) -> str | None:
@@ -49,8 +58,8 @@ def _everything(host: PreTrainedModel, name: str | None) -> str | None:
     if name is None:
         host.requires_grad_(True).train()
         return None
-    inlay.train(host, name)
-    idle = host.inlays.anatomy.head  # type: ignore[union-attr]
+    train(host, name)
+    idle = inlays_of(host).anatomy.head
     for path, parameter in host.named_parameters():
         if not any(path.startswith(f"{module}.") for module in idle):
             parameter.requires_grad_(True)

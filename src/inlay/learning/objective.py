@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import inlay
+from inlay.fusions import penalty
 from inlay.learning.evaluate import scores
 from inlay.learning.material import Language
 
@@ -21,9 +21,7 @@ def plain_loss(model: Any, host: PreTrainedModel, language: Language, batch: dic
     labels = batch["labels"]
     if language.form != "text":  # the decoder's inputs are made from the labels
         batch = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    loss = language.loss(scores(model, batch), labels) * weight
-    penalty = getattr(inlay, "penalty", None)
-    return loss if penalty is None else loss + penalty(host) * share
+    return language.loss(scores(model, batch), labels) * weight + penalty(host) * share
 
 
 def objective_for(host: PreTrainedModel, name: str | None) -> Objective:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from pydantic import ConfigDict, Field, field_validator
 
+from inlay.errors import ConfigError
 from inlay.learning.recipe import Mode, Recipe
 from inlay.tasks.sources import Data
 
@@ -28,7 +31,7 @@ class Settings(Data, Recipe):
     """What trains: inlay, head (only a head), full (everything) or fusion (over members)."""
     method: str = "pfeiffer"
     """The inlay's method (see `inlay ls methods`)."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """The method's own settings, as in reduction=16."""
     members: tuple[Path, ...] = ()
     """Runs or inlays to fuse (mode fusion)."""
@@ -43,12 +46,15 @@ class Settings(Data, Recipe):
     @classmethod
     def _pairs(cls, given: Any) -> Any:
         """From the command line options come as name=value, the values in YAML."""
-        if not isinstance(given, list | tuple):
-            return given
-        import yaml
+        return named_values(given) if isinstance(given, list | tuple) else given
 
-        pairs = [str(pair).partition("=") for pair in given]
-        for name, equals, _ in pairs:
-            if not equals:
-                raise ValueError(f"an option is name=value, got {name!r}")
-        return {name: yaml.safe_load(value) for name, _, value in pairs}
+
+def named_values(pairs: Iterable[str]) -> dict[str, Any]:
+    """name=value pairs; the values are YAML, so that numbers, lists and maps can be given."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = str(pair).partition("=")
+        if not equals:
+            raise ConfigError(f"an option is name=value, got {pair!r}")
+        found[name.strip()] = yaml.safe_load(value)
+    return found

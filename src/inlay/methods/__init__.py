@@ -4,6 +4,7 @@ from inlay.methods.base import METHODS, Method, method_from
 from inlay.methods.bitfit import BitFit
 from inlay.methods.bottleneck import AdapterDrop, Bapna, Bottleneck, Houlsby, Parallel, Pfeiffer
 from inlay.methods.compacter import Compacter, CompacterPlusPlus
+from inlay.methods.fusion import Fusion
 from inlay.methods.lowrank import LowRank
 from inlay.methods.phm import PHM
 
@@ -16,6 +17,7 @@ __all__ = [
     "Bottleneck",
     "Compacter",
     "CompacterPlusPlus",
+    "Fusion",
     "Houlsby",
     "LowRank",
     "Method",

@@ -11,9 +11,10 @@ A new method is one file here with one registered class; saving, setups, countin
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from inlay.anatomy import Anatomy, Place
 from inlay.config import Config
@@ -30,6 +31,19 @@ input      the hooked module's own input (projections)
 """
 
 METHODS: dict[str, type[Method]] = {}
+
+
+@dataclass(frozen=True)
+class Form:
+    """A module written as a bottleneck, δ = upᵀ act(down x + down_bias) + up_bias: what a fusion needs of its members."""
+
+    reads: str
+    """What it reads; 'stream standardised' is h + r made zero mean and unit variance."""
+    activation: str
+    down: Tensor  # (b, D_x)
+    down_bias: Tensor  # (b,)
+    up: Tensor  # (b, D)
+    up_bias: Tensor  # (D,)
 
 
 class Method(Config):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -26,7 +26,7 @@ from transformers.activations import ACT2FN
 
 from inlay.anatomy import Anatomy, Place, in_layers
 from inlay.errors import ConfigError, nearest
-from inlay.methods.base import Method, Reads, register
+from inlay.methods.base import Form, Method, Reads, register
 
 Layer = int | str
 """3 is layer 3 of every stack; 'decoder.3' is that of one stack only."""
@@ -42,6 +42,7 @@ class Adapter(nn.Module):
         super().__init__()
         self.norm = norm
         self.down = down
+        self.activation = activation
         self.act = ACT2FN[activation]
         self.up = up
         self.dropout = nn.Dropout(dropout)
@@ -55,9 +56,25 @@ class Adapter(nn.Module):
             delta = delta * self.scale
         return self.dropout(delta)
 
+    def form(self, reads: Reads) -> Form:
+        """The same as plain matrices, whatever the linear maps are made of; an own norm is folded in."""
+        down, bias, up = matrix(self.down), self.down.bias, matrix(self.up).T * self.scale
+        words = str(reads)
+        if self.norm is not None:
+            down, bias, words = down * self.norm.weight, bias + down @ self.norm.bias, f"{reads} standardised"
+        return Form(words, self.activation, down, bias, up, self.up.bias * self.scale)
+
+
+def matrix(linear: nn.Module) -> Tensor:
+    """The weight (d_out, d_in) of any linear map."""
+    return linear.weight if isinstance(linear, nn.Linear) else linear.weight().T  # type: ignore[operator]
+
 
 class Bottleneck(Method):
     """Base of every method that squeezes a branch through a narrow layer. Use one of the named placements."""
+
+    widest: ClassVar[float] = 1
+    """The largest bottleneck, in hidden sizes."""
 
     reads: Literal["output", "residual", "stream", "normed"] = "output"
     """What the modules read: h, r, h + r, or the normed h + r; see `Reads`."""
@@ -128,7 +145,7 @@ class Bottleneck(Method):
         size = _for_layer(self.size, place)
         if size is None:
             size = max(1, int(width // (_for_layer(self.reduction, place) or 1)))
-        if size > width:
+        if size > width * self.widest:
             raise ConfigError(
                 f"{place.id}: a bottleneck of {size} is wider than the host's hidden size {width}. "
                 f"Use a size of at most {width}, or a reduction of at least 1."
@@ -219,3 +236,10 @@ class Bapna(Bottleneck):
 
     reads: Literal["output", "residual", "stream", "normed"] = "stream"
     own_norm: bool = True
+
+
+@register("wide")
+class Wide(Bottleneck):
+    """A bottleneck of any width: what `inlay.collapse` makes of a fusion."""
+
+    widest: ClassVar[float] = math.inf

@@ -15,7 +15,7 @@ import re
 import string
 from typing import Any, Literal
 
-from pydantic import ConfigDict, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inlay.config import Config
 
@@ -38,9 +38,9 @@ class Hub(Config):
     """The data set's name on the hub."""
     config: str | None = None
     """Its configuration."""
-    splits: dict[str, str] = {}
+    splits: dict[str, str] = Field(default_factory=dict)
     """The hub's name of a split where it differs from train, validation, test."""
-    rename: dict[str, str] = {}
+    rename: dict[str, str] = Field(default_factory=dict)
     """The task's column → the hub's column; 'choices.text' reads inside a column."""
     choices: tuple[str, ...] = ()
     """Columns that together are the task's `choices`."""

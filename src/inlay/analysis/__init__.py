@@ -1,0 +1,1 @@
+"""Looking inside: what a fusion attends to, and pictures of it."""

@@ -1,0 +1,106 @@
+"""`inlay`: finds the verb, runs it, and turns mistakes into a message and exit code 2."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import Any
+
+import click
+
+from inlay.errors import InlayError
+
+VERBS = {
+    "train": "Train one inlay, a head, or the whole host on a task.",
+    "fuse": "Learn to combine trained inlays for a target task.",
+    "eval": "Measure a run or an inlay on a split or a file.",
+    "predict": "Label texts from the command line, a file or stdin.",
+    "inspect": "Show what a run or an inlay is.",
+    "prune": "Take the members out of a fusion that it does not listen to.",
+    "merge": "Turn a mixture into a plain inlay.",
+    "params": "Count what a method would train on a host.",
+    "ls": "List methods, tasks, families or runs.",
+    "validate": "Check a config, its rows and its cost before training.",
+    "demo": "Train, fuse and compare on real data, in minutes.",
+}
+"""Verb → one line; the command is `command` in the module of that name here."""
+
+
+class Verbs(click.Group):
+    """Loads a verb's module only when it is asked for."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        command: click.Command = import_module(f"inlay.cli.{name}").command
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from inlay.errors import nearest
+
+            raise click.UsageError(f"no verb {args[0]!r}.{nearest(args[0], VERBS)}", context)
+        return super().resolve_command(context, args)
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="inlay")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def inlay(debug: bool) -> None:
+    """Small trainable pieces set into a frozen transformer, one set per task.
+
+    \b
+    Example:
+      inlay train --host bert-base-uncased --task rte --out runs/rte
+      inlay predict runs/rte "It rains." "The street is wet."
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point. Exit codes: 0 done, 2 a mistake of the user's, 128 + n stopped by signal n, 1 a fault of ours."""
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given
+    _calm()
+    try:
+        inlay.main([word for word in given if word != "--debug"], prog_name="inlay", standalone_mode=False)
+    except click.exceptions.Exit as leave:
+        sys.exit(leave.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        _leave("stopped.", 130, debug)
+    except InlayError as error:
+        _leave(f"error: {error}", 2, debug)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; nothing more to say
+        sys.exit(0)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = f"the disk is full; what was saved before is whole ({error})" if full else str(error)
+        _leave(f"error: {what}", 2, debug)
+
+
+def _leave(message: str, code: int, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    print(message, file=sys.stderr)
+    sys.exit(code)
+
+
+def _calm() -> None:
+    """Before torch and transformers are imported: no spinning threads, no chatter."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

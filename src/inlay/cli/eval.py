@@ -1,0 +1,46 @@
+"""inlay eval"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from inlay.cli.flags import json_flag
+from inlay.cli.output import columns, tell
+
+HELP = """Measure a run or an inlay on a split of its task, or on a file.
+
+\b
+Examples:
+  inlay eval runs/rte
+  inlay eval runs/rte --split validation --json
+  inlay eval runs/rte --file more.jsonl
+"""
+
+
+def work(path: Path, split: str | None, file: Path | None, host: str | None, threads: int | None, as_json: bool) -> None:
+    from inlay.learning.evaluate import ask
+    from inlay.learning.opened import open_for_use
+    from inlay.learning.threads import use_threads
+
+    use_threads(threads)
+    opened = open_for_use(path, host)
+    source, rows = opened.rows(split, file)
+    material = opened.language.split(rows)
+    scores = opened.language.measure(material, ask(opened.host, opened.language, material))
+    facts = {"path": str(path), "task": opened.language.task.name, "rows": len(rows), "source": source, "scores": scores}
+    tell(columns(list(scores.items()), (f"{source} of {facts['task']}, {len(rows):,} rows", "score")), facts, as_json)
+
+
+command = click.Command(
+    "eval", callback=work, help=HELP,
+    params=[
+        click.Argument(["path"], type=click.Path(path_type=Path)),
+        click.Option(["--split"], type=click.Choice(["train", "validation", "test"]), help="The split; without it test, or validation."),
+        click.Option(["--file"], type=click.Path(path_type=Path), help="Labelled rows of your own instead."),
+        click.Option(["--host"], help="The host, where it has moved or PATH is an inlay without one."),
+        click.Option(["--threads"], type=click.IntRange(min=1), help="Threads of torch; without it half of the cores."),
+        json_flag,
+    ],
+)  # fmt: skip

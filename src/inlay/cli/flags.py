@@ -1,0 +1,73 @@
+"""Flags from a config class: one flag per field, with the field's own name, type and sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import click
+import yaml
+
+from inlay.config import Config
+from inlay.errors import ConfigError
+
+json_flag = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, for machines.")
+quiet_flag = click.Option(["--quiet"], is_flag=True, help="Show no progress.")
+config_flag = click.Option(["--config"], type=click.Path(path_type=Path), help="A YAML file with the same names as the flags; flags win.")
+
+
+def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[click.Parameter]:
+    """An option for each field of a config."""
+    made: list[click.Parameter] = []
+    for name, field in config.model_fields.items():
+        if name in leave_out:
+            continue
+        kind, several = _kind(field.annotation)
+        default = field.default if isinstance(field.default, str | int | float) and not field.is_required() else None
+        text = " ".join((field.description or "").split())
+        if several:
+            text += " Repeat it, or separate by commas." if name != "options" else " Repeat it for more."
+        shown = f" [{default}]" if default is not None else ""
+        made.append(click.Option([f"--{name.replace('_', '-')}", name], type=kind, multiple=several, default=None, help=text + shown))
+    return made
+
+
+def merged(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+    """The YAML file's settings, and the flags over them."""
+    return _from_yaml(config) | {name: _plain(name, value) for name, value in given.items() if value not in (None, ())}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, tuple) and name != "options":
+        return tuple(part.strip() for item in value for part in str(item).split(",") if part.strip())
+    return value
+
+
+def _from_yaml(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} must have settings such as 'task: rte', one per line.")
+    return {str(name): value for name, value in found.items()}
+
+
+def _kind(annotation: Any) -> tuple[Any, bool]:
+    """click's type of a field, and whether it may be given more than once."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return _kind(next(part for part in inner if part is not NoneType))
+    if origin is Literal:
+        return click.Choice([str(choice) for choice in inner]), False
+    if origin in (tuple, dict):
+        return str, True
+    if annotation is Path:
+        return click.Path(path_type=Path), False
+    return (annotation if annotation in (int, float, bool) else str), False

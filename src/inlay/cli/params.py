@@ -1,0 +1,58 @@
+"""inlay params"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from inlay.cli.flags import json_flag
+from inlay.cli.output import columns, tell
+
+HELP = """Count what a method would train on a host, without loading any weights.
+
+HOST is a name such as bert-base or t5-base, a folder, or a model of the hub. Without --method all methods are counted.
+
+\b
+Examples:
+  inlay params t5-base
+  inlay params bert-base --method pfeiffer --options reduction=64
+"""
+
+
+def work(host: str, method: str | None, options: tuple[str, ...], as_json: bool) -> None:
+    from inlay.errors import ConfigError, InlayError
+    from inlay.learning.hosts import open_config
+    from inlay.learning.settings import named_values
+    from inlay.methods.base import METHODS, method_from
+    from inlay.parameters import NAMED_HOSTS, count
+
+    config = NAMED_HOSTS[host] if host in NAMED_HOSTS else open_config(host)
+    if method is not None:
+        counted = count(config, method_from({"kind": method, **named_values(options)}))
+        tell(str(counted), asdict(counted) | {"percent": counted.percent}, as_json)
+        return
+    if options:
+        raise ConfigError("options belong to one method; give --method as well.")
+    rows = []
+    for kind in METHODS:
+        try:
+            counted = count(config, method_from({"kind": kind}))
+        except (InlayError, NotImplementedError):
+            continue  # a method that has no place in this host, or is not made by itself
+        if counted.trainable:
+            rows.append((kind, counted.trainable, counted.percent, counted.bytes // 1024))
+    rows.sort(key=lambda row: row[1])
+    names = ("method", "parameters", "% of host", "KB")
+    tell(columns(rows, names), [dict(zip(names, row, strict=True)) for row in rows], as_json)
+
+
+command = click.Command(
+    "params", callback=work, help=HELP,
+    params=[
+        click.Argument(["host"]),
+        click.Option(["--method"], help="One method (see `inlay ls methods`)."),
+        click.Option(["--options"], multiple=True, help="The method's own settings, as in reduction=16. Repeat it for more."),
+        json_flag,
+    ],
+)  # fmt: skip

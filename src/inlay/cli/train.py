@@ -1,0 +1,55 @@
+"""inlay train"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from inlay.cli.flags import config_flag, flags, json_flag, merged, quiet_flag
+from inlay.cli.output import columns, tell
+from inlay.learning.settings import Settings
+
+HELP = """Train one inlay, a head, or the whole host on a task.
+
+\b
+Examples:
+  inlay train --host bert-base-uncased --task rte --out runs/rte
+  inlay train --host bert-base-uncased --train mine.csv --text review --label stars --out runs/mine
+  inlay train --config rte.yaml --method compacter --lr 3e-3 --out runs/rte-compacter
+  inlay train --resume runs/rte
+"""
+
+
+def work(config: Path | None, resume: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
+    if resume is not None:
+        extra = [name for name, value in {**given, "config": config}.items() if value not in (None, ())]
+        if extra:
+            raise click.UsageError(f"--resume goes on with the run's own settings; take away --{extra[0].replace('_', '-')}.")
+    run_job(config, resume, given, as_json, quiet)
+
+
+def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_json: bool, quiet: bool) -> None:
+    """Train, say how it went; on an interrupt, how to go on."""
+    from inlay.learning.interrupt import Interrupted
+    from inlay.learning.job import train
+    from inlay.learning.run import Run
+    from inlay.learning.watch import watcher
+
+    settings = Settings(**Run(resume).config() | {"out": resume}) if resume is not None else Settings(**merged(config, given))
+    try:
+        run = train(settings, resume=resume is not None, watch=watcher(quiet))
+    except Interrupted as stopped:
+        click.echo(f"stopped by {stopped} and saved. To go on: inlay train --resume {settings.out}", err=True)
+        raise click.exceptions.Exit(128 + stopped.signal_number) from None
+    record = run.record()
+    text = columns([(name, value) for name, value in record["scores"].items()], (f"{record['judged']} of {record['task']['name']}", "score"))
+    tell(f"{text}\nreport: {run.report}\ninlay:  {run.inlay}" if record["name"] else f"{text}\nreport: {run.report}", record, as_json)
+
+
+resume_flag = click.Option(["--resume"], type=click.Path(path_type=Path), help="Go on with an interrupted run, with its own settings.")
+command = click.Command(
+    "train", callback=work, help=HELP, short_help="Train.",
+    params=[config_flag, resume_flag, *flags(Settings, leave_out={"members"}), json_flag, quiet_flag],
+)  # fmt: skip

@@ -1,0 +1,118 @@
+"""The demo's pieces of work. Each runs in a process of its own and hands back plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inlay.analysis.activations import fusion_activations
+from inlay.checkpoint import save
+from inlay.demo.studies import Study
+from inlay.learning.batching import reading_batches
+from inlay.learning.evaluate import BATCH, ask
+from inlay.learning.hosts import form_of, open_host, own_head
+from inlay.learning.loop import fit
+from inlay.learning.material import Language, Split
+from inlay.learning.modes import begin
+from inlay.learning.recipe import Mode, Recipe
+from inlay.learning.watch import Watcher
+from inlay.methods import Pfeiffer
+from inlay.tasks import Prepared
+
+Result = dict[str, Any]
+Piece = Callable[[Watcher], list[Result]]
+
+
+@dataclass(frozen=True)
+class LearnSource:
+    """An inlay for one source task."""
+
+    study: Study
+    name: str
+    out: Path
+
+    def __call__(self, watch: Watcher) -> list[Result]:
+        work = _Work(self.study, self.study.source(self.name), self.study.recipe("source", 0), watch)
+        scores = work.learn(self.name, "inlay")
+        save(work.host, self.name, self.out / self.name, task=self.name, metrics=scores)
+        return [{"source": self.name, **scores}]
+
+
+@dataclass(frozen=True)
+class TryMode:
+    """One mode on one target with one seed, judged on the test rows; 'single' keeps its inlay for the fusion."""
+
+    study: Study
+    target: str
+    mode: str
+    seed: int
+    out: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.target} {self.mode} {self.seed}"
+
+    def __call__(self, watch: Watcher) -> list[Result]:
+        work = _Work(self.study, self.study.target(self.target, self.seed), self.study.recipe(self.mode, self.seed), watch)
+        own = self.out / f"{self.target}-{self.seed}"
+        result: Result = {"target": self.target, "mode": self.mode, "seed": self.seed}
+        if self.mode == "fused":
+            members = [*(self.out / source for source in self.study.sources), own]
+            result["validation"] = work.learn("fused", "fusion", members)
+            result["attention"] = work.attention("fused")
+            save(work.host, "fused", self.out / f"{self.target}-{self.seed}-fused", task=self.target)
+        elif self.mode == "single":
+            result["validation"] = work.learn(self.target, "inlay")
+            save(work.host, self.target, own, task=self.target)
+        else:
+            result["validation"] = work.learn(self.target, "head" if self.mode == "head" else "full")
+        return [result | {"test": work.judged()}]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Pieces that need each other's results, one after the other."""
+
+    pieces: tuple[TryMode, ...]
+
+    @property
+    def name(self) -> str:
+        return self.pieces[-1].name
+
+    def __call__(self, watch: Watcher) -> list[Result]:
+        return [result for piece in self.pieces for result in piece(watch)]
+
+
+class _Work:
+    """A host, fresh, with a task's rows."""
+
+    def __init__(self, study: Study, prepared: Prepared, recipe: Recipe, watch: Watcher) -> None:
+        torch.manual_seed(recipe.seed)
+        self.study, self.prepared, self.recipe, self.watch = study, prepared, recipe, watch
+        self.host, tokenizer = open_host(study.host, prepared.task)
+        self.form = form_of(prepared.task, self.host.config)
+        self.language = Language(prepared.task, self.form, tokenizer, recipe.max_length)
+
+    def learn(self, name: str, mode: Mode, members: list[Path] | None = None) -> dict[str, float]:
+        head = own_head(self.prepared.task, self.form, self.host, self.study.head_layers)
+        begin(self.host, name, mode, head, method=Pfeiffer(reduction=self.study.reduction), members=members or ())
+        outcome = fit(self.host, self.language, self._split("train"), self._split("validation"), self.recipe, watch=self.watch, title=name)
+        return outcome.scores
+
+    def attention(self, fusion: str) -> dict[str, dict[str, float]]:
+        """Place → member → mean attention over the validation rows."""
+        split = self._split("validation")
+        batches = [split.features.batch(rows) for rows in reading_batches(split.features.lengths, BATCH)]
+        seen = fusion_activations(self.host, fusion, batches)
+        return {place: seen.by_member(place) for place in seen.mean}
+
+    def judged(self) -> dict[str, float]:
+        split = self._split("test")
+        return self.language.measure(split, ask(self.host, self.language, split))
+
+    def _split(self, name: str) -> Split:
+        return self.language.split(self.prepared.split(name))

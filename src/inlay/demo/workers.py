@@ -1,0 +1,126 @@
+"""Pieces of work over all cores, one thread each, with their progress shown all the time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from typing import Any
+
+from inlay.learning.watch import clock
+
+_events: Any = None
+"""In a worker: where its progress goes."""
+
+
+class Sender:
+    """A watcher that tells the parent process."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.sent = name, 0.0
+
+    def start(self, title: str, done: int, total: int) -> None:
+        self.total = total
+
+    def step(self, done: int, loss: float, score: str) -> None:
+        now = time.monotonic()
+        if now - self.sent > 0.5 or done == self.total:
+            self.sent = now
+            _events.put((self.name, done, self.total, loss, score))
+
+    def say(self, text: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def run_all(pieces: Sequence[Any], processes: int) -> list[Any]:
+    """Every piece's results, in the order of the pieces."""
+    context = multiprocessing.get_context("spawn")
+    events = context.Queue()
+    board = Board(len(pieces))
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare, initargs=(events,)) as pool:
+        futures = [pool.submit(_work, piece) for piece in pieces]
+        try:
+            while True:
+                done, waiting = wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
+                board.show(events, sum(map(_finished, futures)))
+                if not waiting or any(future.exception() for future in done):
+                    return [result for future in futures for result in future.result()]
+        finally:
+            for future in futures:
+                future.cancel()
+            board.close()
+
+
+def _finished(future: Future[Any]) -> bool:
+    return future.done()
+
+
+def _prepare(events: Any) -> None:
+    """In a new worker, before torch is imported."""
+    global _events
+    _events = events
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+
+
+def _work(piece: Any) -> Any:
+    return piece(Sender(piece.name))
+
+
+class Board:
+    """What all workers are doing: bars on a terminal, a line every few seconds elsewhere."""
+
+    def __init__(self, pieces: int, every: float = 5.0) -> None:
+        self.pieces, self.every = pieces, every
+        self.began = self.shown = time.monotonic()
+        self.latest: dict[str, tuple[int, int, float, str]] = {}
+        self.bars: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self.bars = Progress(
+                TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
+                console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self.whole = self.bars.add_task("all", total=pieces, note="")
+            self.rows: dict[str, Any] = {}
+            self.bars.start()
+
+    def show(self, events: Any, finished: int) -> None:
+        while True:
+            try:
+                name, *latest = events.get_nowait()
+            except queue.Empty:
+                break
+            self.latest[name] = tuple(latest)
+        self._bars(finished) if self.bars is not None else self._line(finished)
+
+    def _bars(self, finished: int) -> None:
+        self.bars.update(self.whole, completed=finished)
+        for name, (done, total, loss, score) in self.latest.items():
+            if name not in self.rows:
+                self.rows[name] = self.bars.add_task(name, total=total, note="")
+            self.bars.update(self.rows[name], completed=done, total=total, visible=done < total, note=f"loss {loss:.3f} {score}")
+
+    def _line(self, finished: int) -> None:
+        now = time.monotonic()
+        if now - self.shown < self.every:
+            return
+        self.shown = now
+        running = [f"{name} {done}/{total} loss {loss:.3f}" for name, (done, total, loss, _) in self.latest.items() if done < total]
+        print(f"{clock(now - self.began)}  {finished}/{self.pieces} done  {'; '.join(running)}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.bars is not None:
+            self.bars.stop()

@@ -1,0 +1,222 @@
+"""AdapterFusion: attend over what N inlays would do, at almost the price of one (Pfeiffer et al. 2021).
+
+    x ──Q── q ─┐            z_n = what member n adds, without the residual
+               ├─ softmax over n of q·K z_n ── p_n          h' = h + Σ_n p_n V z_n
+    z_n ──K────┘
+    z_n ──V── Σ
+
+Every member is a bottleneck, z_n = U_n a_n + u_n with a_n = act(D_n x + d_n) of b numbers, so nothing of size N·D is
+ever needed. With all up-projections as the rows of one matrix R (Σb + N rows: the columns of every U_n, then every u_n),
+
+    scores   q·(K z_n + b_k) = Σ_j a_nj (R Kᵀ q)_nj + (R Kᵀ q)_n + q·b_k
+    output   Σ_n p_n V z_n = [p_n a_n, p_n] R Vᵀ
+
+Two exact ways to order this; S = Σb + N, per token unless said otherwise:
+    direct   q and Kᵀq first (2 D²), then · R (S·D); the mean, then V (D²)
+    folded   R Kᵀ Q and R Vᵀ once per call (3 S·D² in all), then 2 S·D        better when there are more tokens than rows
+In evaluation the folded matrices are made once and kept until a parameter changes.
+
+Shapes: x (…, D_x), z (…, D), scores (…, N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+from inlay.anatomy import Anatomy, Place
+from inlay.errors import ConfigError
+from inlay.methods.base import Form, Method, Reads, register
+
+
+@dataclass(frozen=True)
+class Block:
+    """Members that read the same, have the same activation and the same size: one matrix product serves them all."""
+
+    reads: str
+    activation: str
+    size: int
+    count: int
+    down: Tensor  # (count·b, D_x)
+    down_bias: Tensor  # (count·b,)
+
+    def act(self, x: Tensor) -> Tensor:  # (…, D_x) -> (…, count, b)
+        return ACT2FN[self.activation](F.linear(x, self.down, self.down_bias)).unflatten(-1, (self.count, self.size))
+
+
+@dataclass(frozen=True)
+class Pack:
+    """All members of one place, side by side."""
+
+    blocks: tuple[Block, ...]
+    rows: Tensor
+    """R (Σb + N, D): the up-projections of the blocks' members, then the biases."""
+    order: tuple[int, ...]
+    """The member that each column of the scores belongs to."""
+
+
+def pack(forms: Sequence[Form | None], width: int, like: Tensor) -> Pack:
+    """Members by block. None is a member without a module here: it adds nothing, z = 0, and so scores 0."""
+    kinds: dict[tuple[str, str, int], list[int]] = {}
+    for n, form in enumerate(forms):
+        kind = ("", "", 0) if form is None else (form.reads, form.activation, form.down.shape[0])
+        kinds.setdefault(kind, []).append(n)
+    absent = kinds.pop(("", "", 0), [])
+    blocks, ups, biases = [], [], []
+    for (reads, activation, size), members in kinds.items():
+        mine = [form for n in members if (form := forms[n]) is not None]
+        down, down_bias = torch.cat([f.down for f in mine]), torch.cat([f.down_bias for f in mine])
+        blocks.append(Block(reads, activation, size, len(mine), down, down_bias))
+        ups += [f.up for f in mine]
+        biases += [f.up_bias for f in mine]
+    biases += [like.new_zeros(width)] * len(absent)
+    order = tuple(n for members in (*kinds.values(), absent) for n in members)
+    return Pack(tuple(blocks), torch.cat([*ups, torch.stack(biases)]), order)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The layer's matrices multiplied into the members' rows."""
+
+    keys: Tensor  # R Kᵀ Q, and b_k Q as the last row (S + 1, D_x)
+    key_bias: Tensor  # the same with b_q for Q (S + 1,)
+    values: Tensor  # R Vᵀ (S, D)
+
+
+class FusionLayer(nn.Module):
+    """Q, K and V of one place; V may be left out (static fusion)."""
+
+    def __init__(self, query_width: int, width: int, value: bool) -> None:
+        super().__init__()
+        self.query = nn.Linear(query_width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width, bias=False) if value else None
+        for linear in (self.query, self.key):
+            nn.init.normal_(linear.weight, std=0.02)
+            nn.init.zeros_(linear.bias)
+        if self.value is not None:
+            nn.init.normal_(self.value.weight, std=1e-6)
+            with torch.no_grad():
+                self.value.weight.fill_diagonal_(1.0)
+
+    def fold(self, rows: Tensor) -> Folded:
+        keys = torch.cat([F.linear(rows, self.key.weight), self.key.bias[None]])  # (S + 1, D)
+        values = rows if self.value is None else F.linear(rows, self.value.weight)
+        return Folded(keys @ self.query.weight, keys @ self.query.bias, values)
+
+    def forward(self, x: Tensor, read: Callable[[str], Tensor], packed: Pack, folded: Folded | None, choose: Choose) -> tuple[Tensor, Tensor]:
+        """The mixed change (…, D) and the weights (…, N) in block order. `folded` None is the direct way."""
+        if folded is None:
+            q = self.query(x)
+            g, same = F.linear(q @ self.key.weight, packed.rows), (q @ self.key.bias).unsqueeze(-1)  # (…, S), (…, 1)
+        else:
+            g, same = F.linear(x, folded.keys, folded.key_bias).split((packed.rows.shape[0], 1), dim=-1)
+        acts, scores, at = [], [], 0
+        for block in packed.blocks:
+            a, rows = block.act(read(block.reads)), block.count * block.size
+            scores.append((a * g[..., at : at + rows].unflatten(-1, (block.count, block.size))).sum(-1))
+            acts.append(a)
+            at += rows
+        members = len(packed.order)
+        present = sum(block.count for block in packed.blocks)
+        score = torch.cat(scores, -1) if len(scores) > 1 else scores[0]
+        p = choose(F.pad(score, (0, members - present)) + g[..., at:] + same)  # (…, N)
+        values = packed.rows if folded is None else folded.values
+        mixed, start, column = p @ values[at:], 0, 0
+        for block, a in zip(packed.blocks, acts, strict=True):
+            weighted = (a * p[..., column : column + block.count, None]).flatten(-2)
+            mixed = mixed + weighted @ values[start : start + block.count * block.size]
+            start, column = start + block.count * block.size, column + block.count
+        return mixed if folded is not None or self.value is None else self.value(mixed), p
+
+    def penalty(self) -> Tensor:
+        """‖I − V‖², the pull of V towards its start."""
+        if self.value is None:
+            return self.key.weight.new_zeros(())
+        eye = torch.eye(self.value.in_features, device=self.value.weight.device, dtype=self.value.weight.dtype)
+        return (eye - self.value.weight).square().sum()
+
+
+@dataclass(frozen=True)
+class Choose:
+    """Scores to weights: temperature, dropout, softmax; some members may be off or have a fixed weight."""
+
+    temperature: float = 1.0
+    dropout: float = 0.0
+    pinned: Mapping[int, float] | None = None
+    """Column to weight; 0 is off. The others share the rest."""
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        if self.temperature != 1.0:
+            scores = scores / self.temperature
+        if self.dropout:
+            scores = F.dropout(scores, self.dropout)
+        if not self.pinned:
+            return scores.softmax(-1)
+        fixed = scores.new_zeros(scores.shape[-1])
+        is_fixed = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+        for column, weight in self.pinned.items():
+            fixed[column], is_fixed[column] = weight, True
+        if bool(is_fixed.all()):
+            return fixed.expand_as(scores)
+        free = scores.masked_fill(is_fixed, float("-inf")).softmax(-1)
+        return free * (1 - fixed.sum()) + fixed
+
+
+@register("fusion")
+class Fusion(Method):
+    """The settings of a fusion. Use `inlay.add_fusion`."""
+
+    members: tuple[str, ...]
+    """The inlays it mixes."""
+    query: Literal["normed", "output"] = "normed"
+    """What asks: the normed residual stream, or the branch's output before the norm. Projections ask with their input."""
+    value: bool = True
+    """V on (dynamic fusion) or off (static)."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Divides the scores."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the scores, before the softmax."""
+    strength: float = Field(default=0.01, ge=0)
+    """Of the pull of V towards the identity; 0 turns it off."""
+    subset: int | None = Field(default=None, ge=1)
+    """In training, how many members, drawn anew for each batch, take part; None: all."""
+    sites: tuple[str, ...]
+    """The places where it acts; elsewhere neither the fusion nor its members do."""
+    kept: dict[str, tuple[str, ...]] | None = None
+    """A pruned fusion: the members that are left at each place."""
+
+    @field_validator("members")
+    @classmethod
+    def _distinct(cls, members: tuple[str, ...]) -> tuple[str, ...]:
+        if not members:
+            raise ValueError("a fusion needs at least one member")
+        if len(set(members)) != len(members):
+            raise ValueError(f"each member once: {', '.join(sorted({m for m in members if members.count(m) > 1}))} stands twice")
+        return members
+
+    def places(self, anatomy: Anatomy) -> Iterator[Place]:
+        for site in self.sites:
+            if site not in anatomy.places:
+                raise ConfigError(f"this host has no place {site!r} for the fusion to act at")
+            yield anatomy.places[site]
+
+    def at(self, place: str) -> tuple[str, ...]:
+        """The members at a place."""
+        return self.members if self.kept is None else self.kept.get(place, ())
+
+    def reads_at(self, place: Place) -> Reads:
+        return "input" if place.projection is not None else self.query
+
+    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: Any) -> FusionLayer:
+        query_width, width = anatomy.width, anatomy.width
+        if place.projection is not None:
+            query_width, width = place.projection.sizes(host.get_submodule(place.module))
+        return FusionLayer(query_width, width, self.value)

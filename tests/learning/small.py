@@ -1,0 +1,78 @@
+"""A tiny host with a tokenizer on disk, and rows that can be learned from one word."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+GOOD, BAD = ("good", "fine", "great"), ("bad", "poor", "awful")
+OTHER = tuple(f"w{i}" for i in range(30))
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+T5_WORDS = ("<pad>", "</s>", "<unk>")
+
+
+def save_bert(folder: Path, **config: object) -> Path:
+    """A BERT with two layers of width 16."""
+    words = [*SPECIAL, *GOOD, *BAD, *OTHER]
+    tokenizer = _words(words, "[UNK]")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast = hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",  # noqa: S106
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"], model_max_length=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 64}
+    host = hf.BertModel(hf.BertConfig(vocab_size=len(words), pad_token_id=0, **sizes | config))
+    for name, parameter in host.named_parameters():
+        if "word_embeddings" in name:
+            parameter.data.normal_()
+    host.save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
+def save_t5(folder: Path) -> Path:
+    """A T5 that can say the labels."""
+    words = [*T5_WORDS, *GOOD, *BAD, *OTHER, "positive", "negative", "own", "sentence:", "sentence1:", "sentence2:"]
+    tokenizer = _words(words, "<unk>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", 1)])
+    fast = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64)  # noqa: S106
+    torch.manual_seed(0)
+    host = hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=len(words), d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    )
+    host.save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
+
+
+def _words(words: list[str], unknown: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=unknown))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def rows(count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Texts of 2 to 7 words, one of which decides the label."""
+    chance = random.Random(seed)  # noqa: S311
+    made = []
+    for i in range(count):
+        label = ("positive", "negative")[i % 2]
+        text = [chance.choice(OTHER) for _ in range(chance.randint(1, 6))]
+        text.insert(chance.randint(0, len(text)), chance.choice(GOOD if label == "positive" else BAD))
+        made.append({"text": " ".join(text), "label": label})
+    return made
+
+
+def write_rows(path: Path, some: list[dict[str, str]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
+    return path

@@ -1,0 +1,145 @@
+"""20 + resume + 20 steps are 40 steps, bit for bit; and a run can be killed at any moment."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+import safetensors
+import torch
+
+import inlay
+from inlay.checkpoint import read
+from inlay.learning.interrupt import Interrupted
+from inlay.learning.job import train
+from inlay.learning.loop import _Loop, fit
+from inlay.learning.recipe import Recipe
+from inlay.learning.run import Run
+from inlay.learning.settings import Settings
+from tests.learning.test_loop import ready, state
+
+RECIPE = Recipe(lr=1e-2, epochs=7, max_steps=40, batch_size=16, accumulate=2, eval_every=9, save_every=20, patience=0, seed=3)
+
+
+@pytest.fixture
+def members(small, tmp_path):
+    """Two inlays to fuse."""
+    folders = []
+    for name in ("a", "b"):
+        model, *_ = ready(small)
+        inlay.save(model, "own", tmp_path / name)
+        folders.append(tmp_path / name)
+    return folders
+
+
+def setups(small, members):
+    def fused():
+        model, language, train_rows, validation = ready(small, "head")
+        inlay.activate(model, None)
+        inlay.remove(model, "own")
+        names = [inlay.load(model, folder, name=folder.name) for folder in members]
+        inlay.add_fusion(model, "own", names, dropout=0.1, head=inlay.Head(labels=("negative", "positive"), pooling="mean"))
+        inlay.train(model, "own")
+        return model, language, train_rows, validation
+
+    yield "inlay", lambda: ready(small)
+    yield "robust", lambda: ready(small, method=inlay.Pfeiffer(reduction=2, drop_first=2, dropout=0.2))
+    yield "full", lambda: ready(small, "full")
+    yield "fusion", fused
+
+
+def test_twenty_and_twenty_are_forty(small, members, tmp_path, monkeypatch):
+    for name, build in setups(small, members):
+        straight, parts = tmp_path / f"{name}-straight", tmp_path / f"{name}-parts"
+        model, *rest = build()
+        whole = fit(model, *rest, RECIPE, checkpoint=straight)
+        log: list[dict] = []
+        broken, *rest = build()
+        with monkeypatch.context() as patch:
+            patch.setattr("inlay.learning.loop._Loop._leave_if_asked", _leave_at(20))
+            with pytest.raises(Interrupted):
+                fit(broken, *rest, RECIPE, checkpoint=parts, log=log.append)
+        resumed, *rest = build()
+        torch.manual_seed(12345)
+        outcome = fit(resumed, *rest, RECIPE, checkpoint=parts, log=log.append)
+        assert log == whole.history, name
+        assert outcome.scores == whole.scores, name
+        for key, tensor in state(model).items():
+            assert torch.equal(tensor, state(resumed)[key]), (name, key)
+
+
+def _leave_at(step):
+    def leave(self, interrupts):
+        if self.position.step == step:
+            self._save()
+            raise Interrupted(signal.SIGTERM)
+
+    return leave
+
+
+def settings(small, out, **more):
+    return Settings(
+        host=str(small / "bert"), train=small / "train.jsonl", validation=small / "validation.jsonl", out=out, threads=1,
+        **{"options": {"reduction": 2}, "lr": 1e-2, "epochs": 2, "batch_size": 16, "save_every": 1} | more,
+    )  # fmt: skip
+
+
+def test_a_signal_saves_the_run_and_resuming_finishes_it(small, tmp_path, monkeypatch):
+    whole = train(settings(small, tmp_path / "whole"))
+    seen = []
+
+    def step(self, rows, original=_Loop._step):
+        original(self, rows)
+        if self.position.step == 5 and not seen:
+            seen.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("inlay.learning.loop._Loop._step", step)
+    with pytest.raises(Interrupted):
+        train(settings(small, tmp_path / "cut"))
+    run = Run.opened(tmp_path / "cut")
+    assert run.record()["status"] == "interrupted"
+    resumed = train(Settings(**run.config() | {"out": run.folder}), resume=True)
+    assert (resumed.folder / "metrics.jsonl").read_text() == (whole.folder / "metrics.jsonl").read_text()
+    assert (resumed.inlay / "weights.safetensors").read_bytes() == (whole.inlay / "weights.safetensors").read_bytes()
+    assert not resumed.checkpoint.exists()
+    with pytest.raises(inlay.ConfigError, match="is finished"):
+        train(Settings(**run.config() | {"out": run.folder}), resume=True)
+
+
+def test_killed_at_any_moment_a_run_can_be_resumed(small, tmp_path):
+    """One run, killed fifty times. After each time everything in the folder is whole, and the next start goes on from it."""
+    expected = train(settings(small, tmp_path / "whole"))
+    out = tmp_path / "run"
+    chance = random.Random(0)  # noqa: S311
+    began = time.monotonic()
+    train(settings(small, tmp_path / "timed"))
+    length = time.monotonic() - began
+    finished = 0
+    for _ in range(50):
+        child = os.fork()
+        if child == 0:
+            try:
+                train(settings(small, out), resume=out.exists())
+            finally:
+                os._exit(0)
+        time.sleep(chance.uniform(0, length))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        run = Run(out)
+        if (out / "run.json").exists():
+            json.loads((out / "run.json").read_text())
+        if run.checkpoint.exists():
+            with safetensors.safe_open(run.checkpoint, "pt") as file:
+                assert json.loads(file.metadata()["position"])["step"] >= 1
+        if run.inlay.exists():
+            read(run.inlay)
+        if run.record().get("status") == "finished":
+            assert run.report.exists()
+            assert (run.folder / "metrics.jsonl").read_text() == (expected.folder / "metrics.jsonl").read_text()
+            assert (run.inlay / "weights.safetensors").read_bytes() == (expected.inlay / "weights.safetensors").read_bytes()
+            finished += 1
+            out = tmp_path / f"run{finished}"
+    assert finished >= 1

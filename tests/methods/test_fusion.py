@@ -1,0 +1,607 @@
+"""AdapterFusion: the fast evaluation against a slow one written straight from the paper, and against `adapters`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import inlay
+from inlay import plan
+from inlay.methods.base import Form
+from inlay.methods.bottleneck import Adapter
+from inlay.methods.fusion import Choose, FusionLayer, pack
+from tests.hosts import FAMILIES, batch, classifier, logits, row, shake
+from tests.test_parity import GOLDEN, golden_host, golden_logits, pour
+
+WIDTH = 12
+
+
+def slow(layer: FusionLayer, x: Tensor, zs: list[Tensor], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Pfeiffer et al. 2021, equation by equation: every K z_n and V z_n is computed."""
+    z = torch.stack(zs, dim=-2)  # (B, T, N, D)
+    q = x @ layer.query.weight.T + layer.query.bias
+    k = z @ layer.key.weight.T + layer.key.bias
+    v = z if layer.value is None else z @ layer.value.weight.T
+    p = ((q.unsqueeze(-2) * k).sum(-1) / temperature).softmax(-1)
+    return (p.unsqueeze(-1) * v).sum(-2), p
+
+
+def some_layer(value: bool, dtype: torch.dtype, width: int = WIDTH) -> FusionLayer:
+    layer = FusionLayer(width, width, value).to(dtype)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return layer
+
+
+def some_members(count: int, dtype: torch.dtype, mixed: bool) -> list[Adapter]:
+    members = []
+    for n in range(count):
+        size, activation, scale = (1 + n % 3, ("relu", "gelu", "tanh")[n % 3], 1.0 + n % 2) if mixed else (3, "relu", 1.0)
+        adapter = Adapter(nn.Linear(WIDTH, size), nn.Linear(size, WIDTH), activation, scale).to(dtype)
+        for parameter in adapter.parameters():
+            nn.init.normal_(parameter, std=0.5)
+        members.append(adapter)
+    return members
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("way", ["direct", "folded"])
+def test_fast_equals_the_paper_forward_and_gradients(count, mixed, value, dtype, tolerance, way) -> None:
+    layer, members = some_layer(value, dtype), some_members(count, dtype, mixed)
+    x = torch.randn(2, 5, WIDTH, dtype=dtype, requires_grad=True)
+    packed = pack([m.form("normed") for m in members], WIDTH, layer.key.weight)
+    folded = layer.fold(packed.rows) if way == "folded" else None
+    fast, weights = layer(x, lambda reads: x, packed, folded, Choose(temperature=1.5))
+    wanted, attention = slow(layer, x, [m(x) for m in members], temperature=1.5)
+    scale = max(1.0, wanted.abs().max().item())
+    torch.testing.assert_close(fast, wanted, atol=tolerance * scale, rtol=0)
+    torch.testing.assert_close(weights[..., torch.tensor(packed.order).argsort()], attention, atol=tolerance, rtol=0)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5, dtype=dtype))
+    leaves = [x, *layer.parameters(), *(p for m in members for p in m.parameters())]
+    seed = torch.randn_like(wanted)
+    ours = torch.autograd.grad((fast * seed).sum(), leaves, retain_graph=True)
+    theirs = torch.autograd.grad((wanted * seed).sum(), leaves, allow_unused=True, retain_graph=True)
+    for mine, reference in zip(ours, theirs, strict=True):
+        reference = torch.zeros_like(mine) if reference is None else reference
+        torch.testing.assert_close(mine, reference, atol=tolerance * max(1.0, reference.abs().max().item()) * 10, rtol=0)
+
+
+def test_a_member_without_a_module_adds_nothing() -> None:
+    layer, (member,) = some_layer(True, torch.float64), some_members(1, torch.float64, False)
+    x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    packed = pack([None, member.form("normed"), None], WIDTH, layer.key.weight)
+    for folded in (None, layer.fold(packed.rows)):
+        fast, weights = layer(x, lambda reads: x, packed, folded, Choose())
+        wanted, attention = slow(layer, x, [torch.zeros_like(x), member(x), torch.zeros_like(x)])
+        torch.testing.assert_close(fast, wanted)
+        torch.testing.assert_close(weights[..., torch.tensor(packed.order).argsort()], attention)
+
+
+def test_bfloat16_within_its_precision() -> None:
+    layer, members = some_layer(True, torch.float32), some_members(8, torch.float32, True)
+    x = torch.randn(2, 5, WIDTH)
+    exact, _ = slow(layer, x, [m(x) for m in members])
+    low = layer.bfloat16()
+    packed = pack([m.bfloat16().form("normed") for m in members], WIDTH, low.key.weight)
+    found, _ = low(x.bfloat16(), lambda reads: x.bfloat16(), packed, None, Choose())
+    assert (found.float() - exact).abs().max() < 0.08 * exact.abs().max()
+
+
+def fused_host(family: str = "bert", methods: list[inlay.Method] | None = None, **settings) -> nn.Module:
+    host = classifier(family)
+    methods = methods or [inlay.Pfeiffer(size=4), inlay.Pfeiffer(size=3), inlay.Pfeiffer(size=4, activation="gelu")]
+    names = []
+    for seed, method in enumerate(methods):
+        names.append(f"m{seed}")
+        inlay.add(host, names[-1], method, norms=False)
+        shake(host, names[-1], seed)
+    inlay.add_fusion(host, "f", names, **settings)
+    shake_fusion(host, "f")
+    return host
+
+
+def shake_fusion(host: nn.Module, name: str, seed: int = 3) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for part in host.inlays[name].parts.values():
+        if isinstance(part, FusionLayer):
+            for parameter in part.parameters():
+                parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+
+
+MIXED = [inlay.Houlsby(size=4), inlay.Pfeiffer(size=3), inlay.Parallel(size=2), inlay.Bapna(size=4), inlay.Compacter(size=4), inlay.LowRank(size=4),
+         inlay.PHM(size=8)]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("query", ["normed", "output"])
+def test_every_kind_of_member_on_every_family(family: str, query: str) -> None:
+    """At one place, with h, r and the norm caught by hand, the whole step equals the paper's equations."""
+    host = fused_host(family, MIXED, query=query).double()
+    inlay.activate(host, "f")
+    site = list(host.inlays.sites.values())[-1]
+    site = next(s for s in host.inlays.sites.values() if s.place.kind == "ffn" and s.place.layer == 1)
+    step, caught = site.step, {}
+
+    def spy(h: Tensor, seen: plan.Seen) -> Tensor:
+        caught.update(h=h, seen=seen, out=step(h, seen))
+        return caught["out"]
+
+    site.step = spy
+    logits(host)
+    h, seen = caught["h"], caught["seen"]
+    norm = None if site.place.norm is None else host.get_submodule(site.place.norm)
+    stream = h + seen.residual
+    normed = stream if norm is None else norm.forward(stream)
+    inputs = {"output": h, "residual": seen.residual, "stream": stream, "normed": normed}
+    with torch.no_grad():
+        zs = []
+        for n, method in enumerate(MIXED):
+            part, _ = host.inlays.member_part(f"m{n}", site.place)
+            zs.append(part(inputs[method.reads]))
+        wanted, _ = slow(host.inlays["f"].part(site.place), normed if query == "normed" else h, zs)
+    torch.testing.assert_close(caught["out"], h + wanted, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "t5", "gpt2"])
+@pytest.mark.parametrize("case", ["fusion2_dynamic", "fusion2_static", "fusion5_dynamic", "fusion5_static", "fusion3_dynamic"])
+def test_parity_with_adapters(family: str, case: str) -> None:
+    folder, host = GOLDEN / family / case, golden_host(family)
+    members = sorted(p.name for p in folder.iterdir() if p.name.startswith("m") and p.is_dir())
+    for member in members:
+        factor = json.loads((folder / member / "adapter_config.json").read_text())["config"]["reduction_factor"]
+        inlay.add(host, member, inlay.Pfeiffer(reduction=factor))
+        with torch.no_grad():
+            pour(host, member, folder / member)
+    inlay.add_fusion(host, "f", members, value="dynamic" in case)
+    ours = host.inlays["f"].tensors()
+    stored = load_file(folder / "fusion" / "model_adapter_fusion.safetensors")
+    for key, tensor in stored.items():
+        found = re.search(r"(?:(encoder|decoder)\.)?(?:layer|block|h)\.(\d+)\..*\.(query|key|value)\.(weight|bias)", key)
+        ours[f"{found[1] or 'decoder'}.{found[2]}.ffn.{found[3]}.{found[4]}"].copy_(tensor)
+    assert len(stored) == len(ours)
+    expected = load_file(folder / "expected.safetensors")
+    inlay.activate(host, "f")
+    torch.testing.assert_close(golden_logits(host, family), expected["logits"], atol=1e-5, rtol=0)
+    inputs = {k: v for k, v in load_file(GOLDEN / family / "inputs.safetensors").items() if k != "bare"}
+    seen = inlay.fusion_activations(host, "f", [inputs], per_token=True).by_token[0]
+    for layer, site in enumerate(host.inlays["f"].method.sites):
+        torch.testing.assert_close(seen[site].float(), expected[f"attention.{layer}.output_adapter"], atol=1e-5, rtol=0)
+
+
+def test_a_fusion_of_one_is_its_member() -> None:
+    host = fused_host(methods=[inlay.Houlsby(size=4)])
+    for part in host.inlays["f"].parts.values():
+        part.value.weight.data.copy_(torch.eye(16))
+    inlay.activate(host, "m0")
+    wanted = logits(host)
+    inlay.activate(host, "f")
+    torch.testing.assert_close(logits(host), wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_permuting_members_permutes_the_attention() -> None:
+    host = fused_host()
+    inlay.add_fusion(host, "g", ["m2", "m0", "m1"])
+    for key, part in host.inlays["g"].parts.items():
+        part.load_state_dict(host.inlays["f"].parts[key].state_dict())
+    results = {}
+    for name in "fg":
+        inlay.activate(host, name)
+        results[name] = logits(host)
+    torch.testing.assert_close(results["f"], results["g"])
+    f, g = (inlay.fusion_activations(host, name, [batch()]) for name in "fg")
+    for site in f.mean:
+        torch.testing.assert_close(g.mean[site], f.mean[site][[2, 0, 1]])
+
+
+def test_the_start_is_the_papers() -> None:
+    layer = FusionLayer(64, 64, value=True)
+    value = layer.value.weight.detach()
+    assert torch.equal(value.diagonal(), torch.ones(64))
+    off = value - torch.eye(64)
+    assert 0 < off.abs().max() < 1e-5
+    assert 0.018 < layer.query.weight.std() < 0.022
+    assert sum(p.numel() for p in FusionLayer(768, 768, True).parameters()) * 12 == 21_252_096
+
+
+def test_stage_two_trains_psi_and_the_head_only() -> None:
+    host = classifier()
+    for seed, name in enumerate(("mnli", "rte")):
+        inlay.add(host, name, inlay.Pfeiffer(size=4), head=inlay.Head(labels=2 + seed))
+        shake(host, name, seed)
+    inlay.add_fusion(host, "rte-fused", ["mnli", "rte"])
+    assert host.inlays["rte-fused"].head.labels == 3
+    for key in ("head:pooler", "head:classifier"):  # the target's head is where it starts
+        torch.testing.assert_close(host.inlays["rte-fused"].parts[key].state_dict(), host.inlays["rte"].parts[key].state_dict())
+    before = {k: v.clone() for k, v in host.state_dict().items()}
+    inlay.train(host, "rte-fused")
+    optimizer = torch.optim.AdamW([p for p in host.parameters() if p.requires_grad], lr=1e-2)
+    for step in range(4):
+        loss = host(**batch(seed=step), labels=torch.tensor([0, 1, 2])).loss + inlay.penalty(host)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    after = host.state_dict()
+    changed = {k for k in before if not torch.equal(before[k], after[k])}
+    assert changed
+    assert all(k.startswith("inlays.all.rte-fused.") for k in changed)
+    assert any("value" in k for k in changed)
+    assert any("head" in k for k in changed)
+
+
+def test_penalty_is_the_papers_and_acts_in_the_same_step() -> None:
+    host = fused_host(strength=0.5)
+    assert inlay.penalty(host) == 0
+    inlay.train(host, "f")
+    wanted = sum(((torch.eye(16) - p.value.weight) ** 2).sum() for p in host.inlays["f"].parts.values())
+    torch.testing.assert_close(inlay.penalty(host), 0.5 * wanted)
+    inlay.penalty(host).backward()
+    for part in host.inlays["f"].parts.values():
+        torch.testing.assert_close(part.value.weight.grad, part.value.weight.detach() - torch.eye(16))
+    for settings in ({"strength": 0.0}, {"value": False}):
+        inlay.add_fusion(host, "none", ["m0"], **settings)
+        inlay.activate(host, "none")
+        assert inlay.penalty(host) == 0
+        inlay.activate(host, None)
+        inlay.remove(host, "none")
+
+
+def test_evaluation_follows_every_change_of_a_parameter() -> None:
+    host = fused_host()
+    inlay.train(host, "f")
+    host.eval()
+    optimizer = torch.optim.SGD([p for p in host.parameters() if p.requires_grad], lr=0.5)
+    for _ in range(3):
+        host.zero_grad()
+        result = host(**batch(), labels=torch.tensor([0, 1, 1]))
+        torch.testing.assert_close(logits(host), result.logits.detach(), atol=1e-5, rtol=1e-4)  # kept matrices = fresh ones
+        assert torch.equal(logits(host), logits(host))
+        result.loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        host.inlays["m1"].parts["encoder:1:ffn"].up.weight.mul_(3)
+    cached = logits(host)
+    torch.testing.assert_close(cached, host(**batch()).logits.detach(), atol=1e-5, rtol=1e-4)
+    state = copy.deepcopy(host.inlays["f"].state_dict())
+    shake_fusion(host, "f", seed=8)
+    host.inlays["f"].load_state_dict(state)
+    torch.testing.assert_close(logits(host), cached)
+
+
+def test_train_eval_train_leaves_no_trace() -> None:
+    losses = []
+    for evaluate in (False, True):
+        torch.manual_seed(0)
+        host = fused_host(dropout=0.2)
+        inlay.train(host, "f")
+        optimizer = torch.optim.SGD([p for p in host.parameters() if p.requires_grad], lr=0.1)
+        for _ in range(4):
+            loss = host(**batch(), labels=torch.tensor([0, 1, 1])).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if evaluate:
+                host.eval()
+                logits(host)
+                host.train()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+
+
+def test_nothing_of_size_n_times_d_is_stored() -> None:
+    """What autograd keeps grows by a few bottlenecks per member, not by a few hidden sizes."""
+    kept = {}
+    for count in (2, 12):
+        host = fused_host(methods=[inlay.Pfeiffer(size=1)] * count)
+        inlay.train(host, "f")
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: (sizes.append(t.numel()), t)[1], lambda t: t):
+            host(**batch()).logits.sum()
+        kept[count] = sum(sizes)
+    tokens, layers = 21, 2
+    per_token_and_member = (kept[12] - kept[2]) / (tokens * layers * 10)
+    assert per_token_and_member < 16  # less than one hidden size, where published code keeps several
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2", "opt"])
+def test_gradient_checkpointing(family: str) -> None:
+    host = fused_host(family, MIXED)
+    inlay.train(host, "f")
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            host.gradient_checkpointing_enable()
+        for module in host.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            if isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+        host.config.attention_probs_dropout_prob = 0.0
+        host.zero_grad()
+        host(**batch(), labels=torch.tensor([0, 1, 1])).loss.backward()
+        found.append([p.grad.clone() for p in host.inlays["f"].parameters() if p.grad is not None])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-3)
+
+
+def test_compile() -> None:
+    torch._dynamo.reset()
+    host = fused_host()
+    compiled = torch.compile(host, backend="eager")
+    for setup in ("f", "m0", inlay.Stack("m0", "f"), None, inlay.Fuse("f", off=["m1"])):
+        inlay.activate(compiled, setup)
+        torch.testing.assert_close(logits(compiled), logits(host), atol=1e-5, rtol=1e-4)
+    torch._dynamo.reset()
+
+
+def test_in_other_setups_and_copies() -> None:
+    host = fused_host()
+    inlay.activate(host, inlay.Rows("f", "m0", inlay.Stack("m1", "f")))
+    mixed = logits(host)
+    for at, part in enumerate(("f", "m0", inlay.Stack("m1", "f"))):
+        inlay.activate(host, part)
+        torch.testing.assert_close(logits(host, row(batch(), at)), mixed[at : at + 1], atol=1e-5, rtol=1e-4)
+    inlay.activate(host, "f")
+    wanted = logits(host)
+    twin = copy.deepcopy(host)
+    shake(twin, "m0", 9)
+    with inlay.activated(twin, "f"):
+        assert not torch.allclose(logits(twin), wanted, atol=1e-4)
+    assert torch.equal(logits(host), wanted)
+
+
+def test_save_and_load_in_a_fresh_process(tmp_path: Path) -> None:
+    host = fused_host(temperature=2.0)
+    inlay.activate(host, "f")
+    for name in ("m0", "m1", "m2", "f"):
+        inlay.save(host, name, tmp_path / name)
+    script = (
+        "import torch, inlay; from tests.hosts import classifier, logits; torch.set_num_threads(1); host = classifier()\n"
+        f"for name in ('m0', 'm1', 'm2', 'f'): inlay.load(host, {str(tmp_path)!r} + '/' + name)\n"
+        "inlay.activate(host, 'f'); print(logits(host).tolist())"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert json.loads(run.stdout) == logits(host).tolist()
+
+
+def test_other_members_are_refused_unless_told(tmp_path: Path) -> None:
+    host = fused_host()
+    for name in ("m0", "m1", "m2", "f"):
+        inlay.save(host, name, tmp_path / name)
+    other = classifier()
+    inlay.load(other, tmp_path / "m0")
+    with pytest.raises(inlay.CheckpointError, match=r"'m1' is not on this host(.|\n)*'m2' is not on this host"):
+        inlay.load(other, tmp_path / "f")
+    inlay.load(other, tmp_path / "m1")
+    inlay.load(other, tmp_path / "m2")
+    other.inlays["m1"].parts["encoder:0:ffn"].up.bias.data[0] += 1e-6
+    with pytest.raises(inlay.CheckpointError, match="'m1' is not the one it was trained with"):
+        inlay.load(other, tmp_path / "f")
+    assert "f" not in other.inlays
+    inlay.load(other, tmp_path / "f", any_members=True)
+
+
+def test_subset_in_training_all_at_evaluation() -> None:
+    host = fused_host(methods=[inlay.Pfeiffer(size=2)] * 5, subset=2)
+    inlay.train(host, "f")
+    drawn = set()
+    for _ in range(60):
+        logits(host)
+        assert len(host.inlays["f"].chosen) == 2
+        drawn.add(host.inlays["f"].chosen)
+    assert len(drawn) == 10  # every pair of five
+    step = host.inlays.sites["encoder:0:ffn"].step
+    assert step._pack(step._chosen()).rows.shape[0] == 2 * 2 + 2  # only theirs are computed
+    host.eval()
+    assert len(step._chosen()) == 5
+    with torch.no_grad():
+        wanted = host(**batch()).logits
+    inlay.add_fusion(host, "whole", [f"m{n}" for n in range(5)])
+    for key, part in host.inlays["whole"].parts.items():
+        part.load_state_dict(host.inlays["f"].parts[key].state_dict())
+    inlay.activate(host, "whole")
+    assert torch.equal(logits(host), wanted)
+
+
+def test_leaving_out_layers() -> None:
+    host = fused_host(leave_out=("encoder.1",))
+    assert host.inlays["f"].method.sites == ("encoder.0.ffn",)
+    inlay.activate(host, "f")
+    assert host.inlays.sites["encoder:1:ffn"].step is None
+    with pytest.raises(inlay.SetupError, match="every layer"):
+        inlay.add_fusion(host, "g", ["m0"], leave_out=(0, 1))
+    with pytest.raises(inlay.AnatomyError, match="no such layer"):
+        inlay.add_fusion(host, "g", ["m0"], leave_out=(5,))
+
+
+def test_activations_count_real_tokens_only() -> None:
+    host = fused_host()
+    whole = inlay.fusion_activations(host, "f", [batch()], per_token=True)
+    sums = {site: torch.zeros(3, dtype=torch.float64) for site in whole.mean}
+    count = 0
+    for at in range(3):
+        length = int(batch()["attention_mask"][at].sum())
+        alone = {k: v[:, :length] for k, v in row(batch(), at).items()}
+        one = inlay.fusion_activations(host, "f", [alone], per_token=True)
+        count += length
+        for site in sums:
+            sums[site] += one.mean[site] * length
+            torch.testing.assert_close(one.by_token[0][site][0], whole.by_token[0][site][at, :length], atol=1e-5, rtol=1e-4)
+    for site, total in sums.items():
+        torch.testing.assert_close(whole.mean[site], total / count, atol=1e-6, rtol=1e-5)
+        assert whole.tokens_seen[site] == count
+        assert whole.mean[site].sum() == pytest.approx(1)
+
+
+def test_activations_per_label_and_over_batches() -> None:
+    host = fused_host()
+    batches = [batch(4, seed=s) | {"labels": torch.tensor([0, 1, 0, 1])} for s in range(3)]
+    found = inlay.fusion_activations(host, "f", batches)
+    assert set(found.by_label) == {0, 1}
+    zeros = [{k: v[::2] for k, v in b.items()} for b in batches]
+    only = inlay.fusion_activations(host, "f", zeros)
+    for site in found.mean:
+        torch.testing.assert_close(found.by_label[0][site], only.mean[site], atol=1e-6, rtol=1e-5)
+    assert inlay.active(host) is None
+    with pytest.raises(inlay.SetupError, match="not a fusion"):
+        inlay.fusion_activations(host, "m0", batches)
+    with pytest.raises(inlay.SetupError, match="at least one batch"):
+        inlay.fusion_activations(host, "f", [])
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_prune(per_layer: bool, tmp_path: Path) -> None:
+    host = fused_host(methods=[inlay.Pfeiffer(size=2)] * 4)
+    seen = inlay.fusion_activations(host, "f", [batch()])
+    inlay.prune(host, "f", seen, name="small", keep=2, per_layer=per_layer)
+    method = host.inlays["small"].method
+    overall = seen.overall()
+    best = set(sorted(overall, key=overall.get)[-2:])
+    for site in method.sites:
+        mine = seen.by_member(site)
+        assert set(method.at(site)) == (set(sorted(mine, key=mine.get)[-2:]) if per_layer else best)
+    inlay.activate(host, "small")
+    pruned = logits(host)
+    if not per_layer:  # the same as masking the others
+        inlay.activate(host, inlay.Fuse("f", off=sorted(set(overall) - best)))
+        torch.testing.assert_close(logits(host), pruned, atol=1e-5, rtol=1e-4)
+    for name in (*method.members, "small"):
+        inlay.save(host, name, tmp_path / name)
+    other = classifier()
+    for name in (*method.members, "small"):
+        inlay.load(other, tmp_path / name)
+    inlay.activate(other, "small")
+    assert torch.equal(logits(other), pruned)
+    inlay.train(other, "small")
+    other(**batch(), labels=torch.tensor([0, 1, 1])).loss.backward()
+    inlay.prune(host, "f", seen, name="above", threshold=0.25, per_layer=per_layer)
+    for site in host.inlays["above"].method.sites:
+        left = host.inlays["above"].method.at(site)
+        weights = seen.by_member(site) if per_layer else overall
+        assert all(weights[m] >= 0.25 for m in left)
+        assert left
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
+@pytest.mark.parametrize("value", [True, False])
+def test_collapse_is_exactly_the_fusion_at_its_mean_weights(family: str, value: bool, tmp_path: Path) -> None:
+    host = fused_host(family, [inlay.Houlsby(size=4), inlay.Houlsby(size=3), inlay.Houlsby(size=6)], value=value)
+    batches = [batch(seed=s) | {"labels": torch.tensor([0, 1, 1])} for s in range(2)]
+    report = inlay.collapse(host, "f", batches, name="plain")
+    assert 0 <= report.accuracy_fused <= 1
+    assert 0 <= report.accuracy_collapsed <= 1
+    for weights in report.weights.values():
+        assert sum(weights.values()) == pytest.approx(1)
+    inlay.activate(host, "f")
+    for key, site in host.inlays.sites.items():  # the same weights, forced at every token of the fusion
+        if isinstance(site.step, plan.Fused):
+            site.step.pinned = report.weights[key.replace(":", ".")]
+    wanted = logits(host)
+    inlay.activate(host, "plain")
+    torch.testing.assert_close(logits(host), wanted, atol=1e-4, rtol=1e-3)
+    inlay.save(host, "plain", tmp_path / "plain")
+    other = classifier(family)
+    inlay.load(other, tmp_path / "plain")
+    inlay.activate(other, "plain")
+    assert torch.equal(logits(other), logits(host))
+
+
+def test_collapse_of_unlike_members_is_refused() -> None:
+    host = fused_host(methods=[inlay.Houlsby(size=2), inlay.Pfeiffer(size=2)])
+    with pytest.raises(inlay.SetupError, match="read and act differently"):
+        inlay.collapse(host, "f", [batch()], name="plain")
+
+
+def test_forcing_and_masking() -> None:
+    host = fused_host()
+    inlay.activate(host, inlay.Fuse("f", pin={"m1": 1.0}))
+    only = logits(host)
+    inlay.activate(host, inlay.Fuse("f", off=["m0", "m2"]))
+    torch.testing.assert_close(logits(host), only)
+    inlay.activate(host, inlay.Fuse("f", pin={"m0": 0.5}))
+    step = host.inlays.sites["encoder:0:ffn"].step
+    step.record = []
+    logits(host)
+    weights = torch.cat(step.record)
+    torch.testing.assert_close(weights[..., 0], torch.full(weights.shape[:-1], 0.5))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    inlay.activate(host, inlay.Fuse("f"))
+    plain = logits(host)
+    inlay.activate(host, "f")
+    assert torch.equal(logits(host), plain)
+    for make, message in [
+        (lambda: inlay.Fuse("f", off=["m9"]), "not a member of 'f'"),
+        (lambda: inlay.Fuse("m0"), "'m0' is a pfeiffer inlay"),
+        (lambda: inlay.Fuse("f", off=["m0", "m1", "m2"]), "must sum to 1"),
+        (lambda: inlay.Fuse("f", pin={"m0": 0.7, "m1": 0.7}), "sum to at most 1"),
+        (lambda: inlay.Fuse("f", off=["m0"], pin={"m0": 0.2}), "once"),
+    ]:
+        with pytest.raises(inlay.SetupError, match=message):
+            inlay.activate(host, make())
+
+
+def test_bad_fusions() -> None:
+    host = fused_host()
+    inlay.add(host, "attention", inlay.Houlsby(size=2, sites=("attention",)))
+    inlay.add(host, "biases", inlay.BitFit())
+    for members, message in [
+        ([], "at least one member"),
+        (["m0", "m0"], "m0 stands twice"),
+        (["m0", "nobody"], "no inlay named 'nobody'"),
+        (["f", "m0"], "'f' is itself a fusion"),
+        (["m0", "attention"], "no place in common: m0 at ffn; attention at attention"),
+        (["biases"], "has no bottleneck"),
+    ]:
+        with pytest.raises(inlay.InlayError, match=message):
+            inlay.add_fusion(host, "g", members)
+    with pytest.raises(inlay.ConfigError, match="subset is 4, but there are 3"):
+        inlay.add_fusion(host, "g", ["m0", "m1", "m2"], subset=4)
+    with pytest.raises(inlay.NamingError, match="'x' is not among the members"):
+        inlay.add_fusion(host, "g", ["m0"], target="x")
+    with pytest.raises(inlay.NamingError, match="no inlays yet"):
+        inlay.add_fusion(classifier(), "g", ["m0"])
+    with pytest.raises(inlay.SetupError, match="'m1' is a member of the fusion 'f'"):
+        inlay.remove(host, "m1")
+    assert "g" not in host.inlays
+
+
+def test_own_norms_of_members_are_not_lost_in_silence() -> None:
+    host = classifier()
+    inlay.add(host, "c", inlay.Compacter(size=4))
+    shake(host, "c")
+    with pytest.warns(UserWarning, match="own norms do not act"):
+        inlay.add_fusion(host, "f", ["c"])
+    inlay.add_fusion(host, "g", ["c"], norms=True)
+    for key, part in host.inlays["g"].parts.items():
+        if key.startswith("norm"):
+            torch.testing.assert_close(part.state_dict(), host.inlays["c"].parts[key].state_dict())
+
+
+def test_plots(tmp_path: Path) -> None:
+    names = [f"a-task-with-a-long-name-{n}" for n in range(20)]
+    one = inlay.FusionActivations("fused", tuple(names), {f"encoder.{i}.ffn": torch.rand(20).softmax(0) for i in range(12)}, {})
+    for png, svg in (inlay.plot_fusion(one, tmp_path / "one"), inlay.plot_fusion({"rte": one, "cb": one}, tmp_path / "many")):
+        assert png.read_bytes().startswith(b"\x89PNG")
+        assert "a-task-with-a-long-name-19" in svg.read_text() or "<path" in svg.read_text()
+
+
+def test_forms_are_the_modules_themselves() -> None:
+    host = fused_host(methods=MIXED)
+    x = torch.randn(2, 3, 16)
+    for n, method in enumerate(MIXED):
+        part, reads = host.inlays.member_part(f"m{n}", host.inlays.anatomy.places["encoder.1.ffn"])
+        form: Form = part.form(reads)
+        given = F.layer_norm(x, (16,)) if "standardised" in form.reads else x
+        by_form = part.act(given @ form.down.T + form.down_bias) @ form.up + form.up_bias
+        torch.testing.assert_close(by_form, part(x), atol=1e-5, rtol=1e-4)
