@@ -18,8 +18,9 @@ A benchmark is a table of cases, a few lines that say what is compared with what
 The pieces:
 
 - A *builder* takes `Sizes` and returns a callable without arguments: one run of the case. `phases(name, set_up)` makes
-  two of them from a function that sets something into a host, `name:forward` and `name:step`. A case that is not a
-  whole host (one module, two passes of a loss) is a builder written by hand; nothing else is needed.
+  them from a function that sets something into a host: `name:forward`, `name:step` and, for what acts at the FFN of a
+  BERT, `name:branch`, which is a step of that one module: there the host hides less. A case that is something else (a
+  module, two passes of a loss) is a builder written by hand; nothing more is needed.
 - `bench.time` and `bench.memory` only note a row. `target` is the highest ratio to `base` that is good, or "peer": no
   more than the peer. Without a target the row is for information. `peer` and `peer_base` name cases of the peer's table
   in peer_worker.py; `peer_base` is `base` if it is not given.
@@ -28,8 +29,8 @@ The pieces:
   `Bench(__doc__, cases, parser.parse_args())`.
 
 How time is measured. All cases alternate (A, B, C, A, B, C, …), ours and the peer's, with one torch thread. A number is
-the minimum of the CPU time over the repeats: other work on the machine can only add to it. The two libraries need
-different transformers, whose bare hosts differ in speed, so each is given relative to the bare host of its own process.
+the minimum of the CPU time over the repeats: other work on the machine can only add to it. A case shorter than 0.3 s is
+run for that long in each of its turns, and gives its minimum. The two libraries need different transformers, whose bare hosts differ in speed, so each is given relative to the bare host of its own process.
 Cases of one process share the host's weights in memory, so that no case is lucky in where its weights lie. The column
 noise says how far the third-lowest run of a row's cases lies above the lowest, at worst: below 1 % the minimum has been
 found. A target that is missed by less than the noise is printed as FAIL?, and --strict does not count it.
@@ -141,8 +142,25 @@ def step(host: Any, inputs: dict[str, Tensor]) -> Run:
     return run
 
 
+def branch(host: Any, inputs: dict[str, Tensor]) -> Run:
+    """Forward and backward of the last FFN's output module of a BERT: dense, dropout, what is set in, norm."""
+    host.train()
+    output = host.bert.encoder.layer[-1].output
+    shape = inputs["input_ids"].shape
+    hidden = torch.randn(*shape, host.config.intermediate_size, requires_grad=True)  # (B, T, 4D)
+    residual = torch.randn(*shape, host.config.hidden_size, requires_grad=True)  # (B, T, D)
+    gradient = torch.randn(*shape, host.config.hidden_size)
+
+    def run() -> None:
+        output(hidden, residual).backward(gradient)
+        output.zero_grad(set_to_none=True)
+        hidden.grad = residual.grad = None
+
+    return run
+
+
 def phases(name: str, set_up: SetUp, host: Callable[[Sizes], Any] = bert) -> dict[str, Builder]:
-    """Two cases, `name:forward` and `name:step`, on a fresh host that `set_up` has changed in place."""
+    """The cases `name:forward`, `name:step` and `name:branch` on a fresh host that `set_up` has changed in place."""
 
     def build(sizes: Sizes, phase: Callable[[Any, dict[str, Tensor]], Run]) -> Run:
         torch.manual_seed(0)
@@ -153,6 +171,7 @@ def phases(name: str, set_up: SetUp, host: Callable[[Sizes], Any] = bert) -> dic
     return {
         f"{name}:forward": lambda sizes: build(sizes, forward),
         f"{name}:step": lambda sizes: build(sizes, step),
+        f"{name}:branch": lambda sizes: build(sizes, branch),
     }
 
 
@@ -173,16 +192,23 @@ def bare_cases(host: Callable[[Sizes], Any] = bert) -> dict[str, Builder]:
 # measuring
 
 
+TURN = 0.3
+"""CPU seconds that a short case has in each of its turns."""
+
+
 def cpu_seconds(run: Run) -> float:
-    """CPU time of one run, of all threads of this process."""
+    """CPU time of one run, of all threads of this process; the least of as many runs as a turn has room for."""
     gc.collect()
     gc.disable()
+    taken: list[float] = []
     try:
-        begin = time.process_time()
-        run()
-        return time.process_time() - begin
+        while sum(taken) < TURN:
+            begin = time.process_time()
+            run()
+            taken.append(time.process_time() - begin)
     finally:
         gc.enable()
+    return min(taken)
 
 
 def peak_bytes(builder: Builder, sizes: Sizes) -> int:

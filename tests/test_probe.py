@@ -72,7 +72,7 @@ UNKNOWN: dict[str, tuple[Callable[[], hf.PreTrainedConfig], str, set[str]]] = {
     "marian": (lambda: hf.MarianConfig(**BART), "encoder decoder", QKV | FFN),
     "longt5": (lambda: hf.LongT5Config(**T5, local_radius=3), "encoder decoder", QKV | FFN),
     "switch_transformers": (lambda: hf.SwitchTransformersConfig(
-        **T5, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1
+        **T5, num_decoder_layers=2, num_experts=4, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1
     ), "encoder decoder", QKV | FFN),
 }  # fmt: skip
 
@@ -159,19 +159,20 @@ def test_families_without_an_entry(family: str) -> None:
         inlay.add(host, "same", method(size=4, init="identity", sites=("attention", "ffn")))
         inlay.activate(host, "same")
         assert torch.equal(hidden(host), plain)
-        inlay.add(host, "a", method(size=4, sites=("attention", "ffn")))
-        shake(host, "a", std=0.2)
-        inlay.activate(host, "a")
-        whole = hidden(host)
-        for part in host.inlays["a"].parts.values():
-            kept = copy.deepcopy(part.state_dict())
-            part.up.weight.data.zero_()
-            part.up.bias.data.zero_()
-            assert not torch.allclose(hidden(host), whole, atol=1e-5)
-            part.load_state_dict(kept)
         inlay.strip(host)
-        assert snapshot(host) == before
-        assert torch.equal(hidden(host), plain)
+    inlay.add(host, "a", inlay.Pfeiffer(size=4, sites=("attention", "ffn")))
+    shake(host, "a", std=0.2)
+    inlay.activate(host, "a")
+    whole = hidden(host)
+    for part in host.inlays["a"].parts.values():  # without any one of its modules the result is another
+        kept = copy.deepcopy(part.state_dict())
+        part.up.weight.data.zero_()
+        part.up.bias.data.zero_()
+        assert not torch.allclose(hidden(host), whole, atol=1e-5)
+        part.load_state_dict(kept)
+    inlay.strip(host)
+    assert snapshot(host) == before
+    assert torch.equal(hidden(host), plain)
 
 
 @pytest.mark.parametrize("family", REFUSED)

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
         Compacter,
         CompacterPlusPlus,
         Houlsby,
+        LoRA,
         LowRank,
         Method,
+        Mixture,
         Parallel,
         Pfeiffer,
     )
+    from inlay.mixtures import MixtureLoss, average, ensemble, fold, merge, mixture_loss, routing, unfold
     from inlay.parameters import count
     from inlay.setup import Average, Fuse, Rows, Setup, Stack
 
@@ -46,8 +49,9 @@ _PUBLIC = {
     "inlay.heads": ("Head",),
     "inlay.methods": (
         "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop",
-        "PHM", "Compacter", "CompacterPlusPlus", "LowRank", "BitFit",
+        "PHM", "Compacter", "CompacterPlusPlus", "LowRank", "BitFit", "LoRA", "Mixture",
     ),
+    "inlay.mixtures": ("MixtureLoss", "average", "ensemble", "fold", "merge", "mixture_loss", "routing", "unfold"),
     "inlay.parameters": ("count",),
     "inlay.anatomy": ("Branch", "Family", "Layers", "Projection", "register_family"),
     "inlay.errors": ("AnatomyError", "CheckpointError", "ConfigError", "InlayError", "NamingError", "SetupError"),

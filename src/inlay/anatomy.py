@@ -9,6 +9,7 @@ A `Place` is a spot in one host where an inlay can act. Its `kind` is
   attention.raw, ffn.raw   the same before that dropout
   q k v o, cross_q …       the projections of self- and cross-attention
   ffn_in, ffn_out          the projections of the feed-forward network
+  linear                   every other linear map of the host
   bias                     every module that adds a bias
   norm, head               modules that an inlay's own copy may stand in for
 Names are relative to the layer, the layers to `host.base_model`, which every transformers model has.
@@ -299,6 +300,11 @@ class Anatomy:
             name = path.removeprefix(f"{self.base}.")
             if not any(path == h or path.startswith(h + ".") for h in self.head):
                 self.places[f"bias.{name}"] = Place(f"bias.{name}", "bias", path)
+        named = {place.module for place in self.places.values() if place.projection is not None}
+        for path, module in host.named_modules():
+            if isinstance(module, nn.Linear) and path not in named:
+                name = path.removeprefix(f"{self.base}.")
+                self.places[f"linear.{name}"] = Place(f"linear.{name}", "linear", path, projection=Projection(path))
         for path in self.head:
             place = Place(f"head.{path.rpartition('.')[2]}", "head", path)
             self.places[place.id] = place

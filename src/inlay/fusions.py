@@ -19,6 +19,7 @@ from inlay.host import active, bare, free_name, inlays_of
 from inlay.methods.base import Form
 from inlay.methods.bottleneck import Layer, Wide
 from inlay.methods.fusion import Fusion, FusionLayer
+from inlay.methods.mixture import Mixture
 from inlay.registry import Inlay, Inlays, key_of
 from inlay.setup import names_in
 
@@ -67,13 +68,11 @@ def _check_members(inlays: Inlays, members: tuple[str, ...]) -> None:
         method = inlays[member].method
         if isinstance(method, Fusion):
             raise SetupError(f"{member!r} is itself a fusion. Fuse its members {', '.join(method.members)}, or collapse it first.")
+        if isinstance(method, Mixture):
+            raise SetupError(f"{member!r} is a mixture. Merge it first: inlay.merge(host, {member!r}).")
         forms = [hasattr(part, "form") for key, part in inlays[member].parts.items() if _changes(inlays.anatomy.places[key.replace(":", ".")])]
         if not forms or not all(forms):
-            raise SetupError(f"{member!r} ({method.kind}) has no bottleneck that a fusion could mix." + _mixture_hint(inlays[member]))
-
-
-def _mixture_hint(inlay: Inlay) -> str:
-    return f" Merge it first: inlay.merge(host, {inlay.name!r})." if inlay.method.kind == "mixture" else ""
+            raise SetupError(f"{member!r} ({method.kind}) has no bottleneck that a fusion could mix.")
 
 
 def _changes(place: Place) -> bool:

@@ -119,6 +119,8 @@ def strip(host: nn.Module) -> None:
     inlays = getattr(model, ATTRIBUTE, None)
     if inlays is None:
         return
+    if inlays.folded is not None:
+        raise SetupError(f"{inlays.folded.name!r} is folded into the host's weights. inlay.unfold(host) first.")
     inlays.activate(model, None)
     for hooked in (*inlays.sites.values(), inlays.entry):
         hooked.unhook()

@@ -381,10 +381,13 @@ def _agree(path: str, layers: list[list[Found]]) -> dict[str, Branch]:
 
 def _check_again(path: str, branches: dict[str, Branch], layers: list[list[Found]]) -> None:
     """With every h changed, the sums have to hold at the same modules: then they were no coincidence."""
-    for index, found in ((index, found) for index, layer in enumerate(layers) for found in layer):
-        branch = branches[found.kind]
-        if branch.output not in found.outputs or branch.residual not in found.residuals or branch.norm != found.norm:
-            raise Unsure(f"changing what {path}.{index}.{branch.output} gives did not change the sum", {path: branches})
+    for index, layer in enumerate(layers):
+        now = {found.kind: found for found in layer}
+        for kind, b in branches.items():
+            found = now.get(kind)
+            held = found and b.output in found.outputs and b.residual in found.residuals and b.norm == found.norm
+            if not held:
+                raise Unsure(f"changing what {path}.{index}.{b.output} gives did not change the sum", {path: branches})
 
 
 # ── projections ──

@@ -23,6 +23,7 @@ from inlay.errors import NamingError, SetupError, nearest
 from inlay.heads import Head, PooledHead, bare_copy, build_head
 from inlay.methods.base import Method, Reads
 from inlay.methods.fusion import Fusion
+from inlay.methods.mixture import alternatives
 from inlay.setup import Average, Fuse, Rows, Setup, Stack, names_in, walk
 from inlay.sites import Entry, HeadSite, Site
 
@@ -43,10 +44,12 @@ class Inlay(nn.Module):
         self.method = method
         self.head = head
         self.norms = norms
-        self.shared = method.share()
+        self.shared = method.make_shared()
         self.parts = nn.ModuleDict()
         self.left_out = 0
         """In training: the first layers that this step leaves out."""
+        self.passes = 1
+        """A mixture: into how many equal parts a batch falls, each with draws of its own."""
         self.chosen: frozenset[str] | None = None
         """A fusion in training: the members that take part in this step."""
 
@@ -81,8 +84,17 @@ class Inlay(nn.Module):
             found |= {f"{key.replace(':', '.')}.{k}": v for k, v in part.state_dict().items()}
         return found
 
+    def draws(self) -> bool:
+        """Whether chance has a part in the next pass: in training, or when a mixture is evaluated at random."""
+        return self.training or any(choice.routing == "random" for choice in alternatives(self))
+
     def draw(self) -> None:
-        """Once per training step: whatever this inlay leaves to chance."""
+        """Once per step: whatever this inlay leaves to chance, from torch's own generator, which checkpoints keep."""
+        choices = alternatives(self)
+        if choices:
+            drawn = torch.randint(len(choices[0].maps), (len(choices), self.passes)).tolist()
+            for choice, indices in zip(choices, drawn, strict=True):
+                choice.drawn = tuple(indices)
         depth = self.method.drawn_depth()
         self.left_out = int(torch.randint(0, depth + 1, ())) if depth else 0
         if isinstance(self.method, Fusion) and self.method.subset is not None:
@@ -99,6 +111,14 @@ def _parameter_near(host: nn.Module, path: str) -> nn.Parameter:
         if not path:
             raise SetupError("the host has no floating-point parameters")
         path = path.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A LoRA inlay that is part of the host's weights, and what these were before."""
+
+    name: str
+    weights: dict[str, torch.Tensor]
 
 
 @dataclass
@@ -134,6 +154,7 @@ class Inlays(nn.Module):
         self.sites = nn.ModuleDict()
         self.entry = Entry(host, self.anatomy)
         self.active: Setup = None
+        self.folded: Folded | None = None
 
     # names
 
@@ -179,6 +200,8 @@ class Inlays(nn.Module):
         """Resolve a setup at every place first, then switch over: an error changes nothing."""
         for name in names_in(setup):
             self[name]
+        if self.folded is not None and setup != self.folded.name:
+            raise SetupError(f"{self.folded.name!r} is folded into the host's weights. inlay.unfold(host) first.")
         for part in walk(setup):
             if isinstance(part, Fuse):
                 self._check_fuse(part)
@@ -235,7 +258,7 @@ class Inlays(nn.Module):
             return None
         if isinstance(setup, str | Fuse):
             inlay = self[name_in(setup)]
-            if (module := inlay.part(place)) is None:
+            if (module := inlay.part(place)) is None or (self.folded is not None and place.projection is not None):
                 return None
             norm = self._norm(host, norms_of, place)
             if isinstance(inlay.method, Fusion):

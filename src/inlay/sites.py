@@ -117,8 +117,8 @@ class Entry(Hooked):
             self._check_rows(args, kwargs)
         if self.pools:
             self.mask.put(self._given("attention_mask", args, kwargs))
-        if self.training:
-            for inlay in self.drawn:
+        for inlay in self.drawn:
+            if inlay.draws():
                 inlay.draw()
 
     def between(self, base: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -5,7 +5,9 @@ from inlay.methods.bitfit import BitFit
 from inlay.methods.bottleneck import AdapterDrop, Bapna, Bottleneck, Houlsby, Parallel, Pfeiffer
 from inlay.methods.compacter import Compacter, CompacterPlusPlus
 from inlay.methods.fusion import Fusion
+from inlay.methods.lora import LoRA
 from inlay.methods.lowrank import LowRank
+from inlay.methods.mixture import Mixture
 from inlay.methods.phm import PHM
 
 __all__ = [
@@ -19,8 +21,10 @@ __all__ = [
     "CompacterPlusPlus",
     "Fusion",
     "Houlsby",
+    "LoRA",
     "LowRank",
     "Method",
+    "Mixture",
     "Parallel",
     "Pfeiffer",
     "method_from",

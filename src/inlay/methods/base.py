@@ -59,10 +59,10 @@ class Method(Config):
         raise NotImplementedError
 
     def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> nn.Module:
-        """The module for one place; `shared` is what `share` made for the whole inlay."""
+        """The module for one place; `shared` is what `make_shared` made for the whole inlay."""
         raise NotImplementedError
 
-    def share(self) -> nn.Module:
+    def make_shared(self) -> nn.Module:
         """Parameters that all modules of one inlay have in common."""
         return nn.Module()
 

@@ -140,7 +140,7 @@ class PHM(Bottleneck):
         std = self.rule_std or (1e-4 if self.share_rule else 1e-2)
         return Rule(self.n, std, self.learn_rule)
 
-    def share(self) -> nn.Module:
+    def make_shared(self) -> nn.Module:
         return self.rule() if self.share_rule else nn.Module()
 
     def check_size(self, b: int, width: int) -> None:

@@ -109,7 +109,7 @@ def _separated(text: str, source: str, delimiter: str) -> Table:
         except StopIteration:
             return Table(rows, source, lines)
         except csv.Error as error:
-            raise DataError(f"{source}, line {reader.line_num}: {error}") from None
+            raise DataError(f"{source}, line {reader.line_num + 1}: {error}") from None
         names = len(reader.fieldnames or ())
         if None in row or None in row.values():
             seen = names + len(row[None]) if None in row else sum(value is not None for value in row.values())

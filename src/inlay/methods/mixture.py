@@ -1,0 +1,111 @@
+"""AdaMix: train M alternatives of a method's projections, serve their mean (Wang et al. 2022).
+
+    down ∈ {down_1 … down_M}          each training step draws one of the M for every layer and projection, for the
+    up   ∈ {up_1 … up_M} or shared    whole batch; afterwards the M are averaged once into a plain inlay
+
+A mixture is a modifier: it takes any method whose modules have a `down` and an `up`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from inlay.anatomy import Anatomy, Place
+from inlay.methods.base import Method, Reads, method_from, register
+
+Routing = Literal["merged", "random", "first"]
+
+
+class Alternatives(nn.Module):
+    """M linear maps of one form, of which one acts at a time."""
+
+    def __init__(self, maps: list[nn.Module]) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(maps)
+        self.drawn: tuple[int, ...] = (0,)
+        """One index for the whole batch, or one for each of its equal parts."""
+        self.routing: Routing = "merged"
+        """In evaluation: the mean of the maps, a random one, or the first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and self.routing != "random":
+            return self.maps[0](x) if self.routing == "first" else torch.func.functional_call(self.maps[0], self.mean(), (x,))
+        if len(self.drawn) == 1:
+            return self.maps[self.drawn[0]](x)
+        return torch.cat([self.maps[m](part) for m, part in zip(self.drawn, x.chunk(len(self.drawn)), strict=True)])
+
+    def mean(self) -> dict[str, Tensor]:
+        """The parameters averaged over the maps."""
+        names = [name for name, _ in self.maps[0].named_parameters()]
+        return {name: torch.stack([m.get_parameter(name) for m in self.maps]).mean(0) for name in names}
+
+    def merged(self) -> nn.Module:
+        """One map with the mean parameters."""
+        with torch.no_grad():
+            for name, value in self.mean().items():
+                self.maps[0].get_parameter(name).copy_(value)
+        return self.maps[0]
+
+
+@register("mixture")
+class Mixture(Method):
+    """M alternatives of a method's projections."""
+
+    method: Any
+    """The method to mix, such as inlay.Pfeiffer(size=48)."""
+    modules: int = Field(default=4, ge=1)
+    """M, the alternatives of each projection."""
+    share: Literal["up", "down"] | None = "up"
+    """Which projection has one map for all M; None: neither."""
+
+    def __init__(self, method: Any, **fields: Any) -> None:
+        super().__init__(method=method, **fields)
+
+    @field_validator("method")
+    @classmethod
+    def _a_method(cls, method: Any) -> Method:
+        method = method_from(method) if isinstance(method, dict) else method
+        if not isinstance(method, Method) or method.kind in ("mixture", "fusion", "bitfit"):
+            raise ValueError("a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA()")
+        return method
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": self.kind, "method": self.method.describe(), "modules": self.modules, "share": self.share}
+
+    def places(self, anatomy: Anatomy) -> Iterator[Place]:
+        return self.method.places(anatomy)
+
+    def reads_at(self, place: Place) -> Reads:
+        return self.method.reads_at(place)
+
+    def make_shared(self) -> nn.Module:
+        return self.method.make_shared()
+
+    def drawn_depth(self) -> int:
+        return self.method.drawn_depth()
+
+    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> nn.Module:
+        made = [self.method.build(place, anatomy, host, shared) for _ in range(self.modules)]
+        for projection in ("down", "up"):
+            if projection != self.share:
+                setattr(made[0], projection, Alternatives([getattr(m, projection) for m in made]))
+        return made[0]
+
+
+def alternatives(module: nn.Module) -> list[Alternatives]:
+    """Every choice inside a module, in a fixed order."""
+    return [m for m in module.modules() if isinstance(m, Alternatives)]
+
+
+def merge_module(module: nn.Module) -> nn.Module:
+    """Put the mean in the place of every choice."""
+    for projection in ("down", "up"):
+        choice = getattr(module, projection, None)
+        if isinstance(choice, Alternatives):
+            setattr(module, projection, choice.merged())
+    return module

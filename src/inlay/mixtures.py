@@ -1,0 +1,218 @@
+"""What a user does with mixtures and with inlays of one form: the consistency loss, merging, averaging, folding."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from inlay.errors import ConfigError, SetupError
+from inlay.host import active, bare, free_name, inlays_of
+from inlay.methods.fusion import Fusion
+from inlay.methods.lora import LoRA, LowRankChange, part_rows
+from inlay.methods.mixture import Mixture, Routing, alternatives, merge_module
+from inlay.registry import Folded, Inlay
+from inlay.setup import names_in
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(logits, labels) to a scalar."""
+
+
+@dataclass(frozen=True)
+class MixtureLoss:
+    """`loss` = `task` + weight · `consistency`; the logits are those of the first pass."""
+
+    loss: Tensor
+    task: Tensor
+    consistency: Tensor
+    logits: Tensor
+
+
+def mixture_loss(
+    host: nn.Module, batch: Mapping[str, Any], loss_fn: Loss | None = None, weight: float = 1.0, *, detach: bool = True
+) -> MixtureLoss:  # fmt: skip
+    """AdaMix's loss: the task loss of one stochastic pass, and how far a second one with other draws is from it.
+
+    Both passes are the halves of one doubled batch. `batch` is what the host takes, with `labels`.
+    loss_fn: the task loss; by default cross-entropy, squared error for one output, token-wise for language models.
+    detach:  each KL's target is a constant, as in the published code; False is the paper's plain formula.
+    """
+    model = bare(host)
+    labels = batch.get("labels")
+    if labels is None:
+        raise ConfigError("mixture_loss needs `labels` in the batch")
+    mixing = [inlay for name in names_in(active(model)) if _mixes(inlay := inlays_of(model)[name])]
+    passes = 2 if mixing and weight else 1
+    inputs = {k: _repeated(v, passes) for k, v in batch.items() if k != "labels" or model.config.is_encoder_decoder}
+    for inlay in mixing:
+        inlay.passes = passes
+    try:
+        both = host(**inputs).logits
+    finally:
+        for inlay in mixing:
+            inlay.passes = 1
+    first = both.chunk(passes)[0]
+    task = loss_fn(first, labels) if loss_fn is not None else task_loss(model, first, labels)
+    if passes == 1:
+        return MixtureLoss(task, task, torch.zeros_like(task), first)
+    second = both.chunk(passes)[1]
+    if shifts(model, first, labels):
+        consistency = distance(first[:, :-1], second[:, :-1], labels[:, 1:], detach)
+    else:
+        consistency = distance(first, second, labels, detach)
+    return MixtureLoss(task + weight * consistency, task, consistency, first)
+
+
+def _mixes(inlay: Inlay) -> bool:
+    return isinstance(inlay.method, Mixture) and inlay.method.modules > 1
+
+
+def _repeated(value: Any, times: int) -> Any:
+    return torch.cat([value] * times) if isinstance(value, Tensor) and value.dim() and times > 1 else value
+
+
+def shifts(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> bool:
+    """Whether the logits at a token are for the next one, as in causal language models."""
+    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) and labels.dim() == 2
+
+
+def task_loss(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> Tensor:
+    """The usual loss for the shapes at hand."""
+    if labels.is_floating_point() and labels.shape == logits.shape and logits.shape[-1] > 1:
+        return F.binary_cross_entropy_with_logits(logits, labels)
+    if labels.is_floating_point() or logits.shape[-1] == 1:
+        return F.mse_loss(logits.reshape(-1), labels.reshape(-1).to(logits.dtype))
+    if shifts(model, logits, labels):
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def distance(a: Tensor, b: Tensor, labels: Tensor, detach: bool = True) -> Tensor:
+    """½[KL(a‖b) + KL(b‖a)] of two sets of logits, the mean over texts or real tokens; squared difference for one output."""
+    a, b = a.float(), b.float()
+    if a.shape[-1] == 1:
+        return (a - b).square().mean()
+    lowest = torch.finfo(torch.float32).min / 8  # not -inf, whose product with a probability of 0 is not a number
+    p, q = a.log_softmax(-1).clamp(min=lowest), b.log_softmax(-1).clamp(min=lowest)
+    targets = (p.detach(), q.detach()) if detach else (p, q)
+    each = sum(F.kl_div(x, y, reduction="none", log_target=True).sum(-1) for x, y in zip((q, p), targets, strict=True)) / 2
+    assert isinstance(each, Tensor)
+    if each.dim() < 2:
+        return each.mean()
+    real = (labels != -100).to(each.dtype)
+    return (each * real).sum() / real.sum().clamp(min=1)
+
+
+@contextmanager
+def routing(host: nn.Module, name: str, how: Routing) -> Iterator[None]:
+    """Evaluate a mixture by another way than its mean, for the length of a `with` block: 'random' or 'first'."""
+    choices = alternatives(mixture_of(host, name))
+    if how not in ("merged", "random", "first"):
+        raise ConfigError(f"a mixture is routed 'merged', 'random' or 'first', got {how!r}")
+    before = [choice.routing for choice in choices]
+    for choice in choices:
+        choice.routing = how
+    try:
+        yield
+    finally:
+        for choice, old in zip(choices, before, strict=True):
+            choice.routing = old
+
+
+def ensemble(host: nn.Module, name: str, batch: Mapping[str, Any], passes: int = 4) -> Tensor:
+    """The mean logits of several random passes through a mixture, one of the paper's ablations."""
+    if passes < 1:
+        raise ConfigError(f"an ensemble needs at least one pass, got {passes}")
+    with routing(host, name, "random"):
+        return torch.stack([host(**batch).logits for _ in range(passes)]).mean(0)
+
+
+def mixture_of(host: nn.Module, name: str) -> Inlay:
+    inlay = inlays_of(host)[name]
+    if not isinstance(inlay.method, Mixture):
+        raise SetupError(f"{name!r} is a {inlay.method.kind} inlay, not a mixture")
+    return inlay
+
+
+def merge(host: nn.Module, name: str) -> None:
+    """Turn a mixture into a plain inlay of its base method with the mean of its modules, under the same name."""
+    model, inlays = bare(host), inlays_of(host)
+    inlay = mixture_of(host, name)
+    for part in inlay.parts.values():
+        merge_module(part)
+    inlay.method = inlay.method.method  # type: ignore[attr-defined]
+    inlays.activate(model, inlays.active)
+
+
+def average(host: nn.Module, names: Sequence[str], *, name: str, weights: Sequence[float] | None = None) -> None:
+    """A new inlay whose weights are the mean of others' that were trained apart (a model soup)."""
+    model, inlays = bare(host), inlays_of(host)
+    free_name(model, name)
+    chosen = [inlays[n] for n in names]
+    shares = _shares(chosen, weights)
+    first = chosen[0]
+    for other in chosen:
+        if isinstance(other.method, Fusion | Mixture):
+            raise SetupError(f"{other.name!r} is a {other.method.kind}. Only plain inlays have a mean; merge or collapse it first.")
+        if other.method != first.method or other.head != first.head or other.norms != first.norms:
+            raise SetupError(f"{first.name!r} and {other.name!r} differ in method, head or norms, so their weights have no mean.")
+    mean = copy.deepcopy(first)
+    mean.name = name
+    with torch.no_grad():
+        for key, tensor in mean.tensors().items():
+            tensor.copy_(sum(share * inlay.tensors()[key] for share, inlay in zip(shares, chosen, strict=True)))
+    inlays.admit(model, mean)
+
+
+def _shares(chosen: list[Inlay], weights: Sequence[float] | None) -> list[float]:
+    if not chosen:
+        raise ConfigError("average needs at least one inlay")
+    given = [1.0] * len(chosen) if weights is None else [float(w) for w in weights]
+    if len(given) != len(chosen) or not sum(given) > 0 or min(given) < 0:
+        raise ConfigError(f"average needs {len(chosen)} weights of at least 0 that do not all vanish, got {given}")
+    return [w / sum(given) for w in given]
+
+
+def fold(host: nn.Module, name: str) -> None:
+    """Add a LoRA inlay's changes to the host's own weights: it acts at no extra cost until `unfold`.
+
+    The old weights are kept, so that `unfold` is exact. Until then the inlay is active and no other setup can be.
+    """
+    model, inlays = bare(host), inlays_of(host)
+    inlay = inlays[name]
+    if inlays.folded is not None:
+        raise SetupError(f"{inlays.folded.name!r} is folded already. inlay.unfold(host) first.")
+    if not isinstance(inlay.method, LoRA):
+        raise SetupError(f"{name!r} is a {inlay.method.kind} inlay; only LoRA can be folded into the host's weights.")
+    inlays.activate(model, name)
+    kept: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for key, part in inlay.parts.items():
+            if isinstance(part, LowRankChange):
+                place = inlays.anatomy.places[key.replace(":", ".")]
+                module = model.get_submodule(place.module)
+                weight = module.weight if isinstance(module, nn.Linear) else module.weight.T  # type: ignore[union-attr, operator]
+                kept.setdefault(place.module, module.weight.detach().clone())  # type: ignore[union-attr, operator]
+                rows = part_rows(place, weight.shape[0]).to(weight.device)
+                weight[rows] += part.weight().to(weight.dtype)  # type: ignore[index]
+    inlays.folded = Folded(name, kept)
+    inlays.activate(model, name)
+
+
+def unfold(host: nn.Module) -> None:
+    """Give the host its own weights back, bit for bit."""
+    model, inlays = bare(host), inlays_of(host)
+    if inlays.folded is None:
+        raise SetupError("nothing is folded into this host")
+    with torch.no_grad():
+        for path, weight in inlays.folded.weights.items():
+            model.get_submodule(path).weight.copy_(weight)  # type: ignore[union-attr, operator]
+    inlays.folded = None
+    inlays.activate(model, inlays.active)

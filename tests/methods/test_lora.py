@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+
+import inlay
+from inlay.methods.lora import part_rows
+from tests.hosts import FAMILIES, batch, classifier, logits, shake
+
+ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_every_projection_of_every_family(family: str, tmp_path: Path) -> None:
+    host = classifier(family)
+    bare = logits(host)
+    inlay.add(host, "a", inlay.LoRA(rank=2, alpha=4, targets=ROLES))
+    inlay.activate(host, "a")
+    assert torch.equal(logits(host), bare)  # B is zero
+    shake(host, "a")
+    wanted = logits(host)
+    for key, part in host.inlays["a"].parts.items():
+        kept = part.up.weight.clone()
+        part.up.weight.data.zero_()
+        assert not torch.allclose(logits(host), wanted, atol=1e-5), key
+        part.up.weight.data.copy_(kept)
+    inlay.save(host, "a", tmp_path / "a")
+    other = classifier(family)
+    inlay.load(other, tmp_path / "a")
+    inlay.activate(other, "a")
+    assert torch.equal(logits(other), wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("targets", [("q", "v"), ROLES])
+def test_fold_and_unfold(family: str, targets: tuple[str, ...]) -> None:
+    host = classifier(family).double()
+    before = {k: v.clone() for k, v in host.state_dict().items()}
+    inlay.add(host, "a", inlay.LoRA(rank=2, alpha=4, targets=targets), head=inlay.Head(labels=3))
+    shake(host, "a", std=0.1)
+    inlay.activate(host, "a")
+    wanted = logits(host)
+    inlay.fold(host, "a")
+    assert not any(site.step is not None for site in host.inlays.sites.values() if site.place.projection is not None)
+    torch.testing.assert_close(logits(host), wanted, atol=1e-9, rtol=1e-7)
+    inlay.unfold(host)
+    after = host.state_dict()
+    assert all(torch.equal(after[k], v) for k, v in before.items())
+    assert torch.equal(logits(host), wanted)
+
+
+@pytest.mark.parametrize(("family", "module", "parts"), [
+    ("gpt2", "transformer.h.1.attn.c_attn", "concatenated"),
+    ("modernbert", "model.layers.1.attn.Wqkv", "concatenated"),
+    ("gpt_neox", "gpt_neox.layers.1.attention.query_key_value", "by head"),
+])  # fmt: skip
+@pytest.mark.parametrize("role", ["q", "k", "v"])
+def test_only_the_named_part_of_a_fused_projection_changes(family: str, module: str, parts: str, role: str) -> None:
+    host = classifier(family)
+    outputs = []
+    host.get_submodule(module).register_forward_hook(lambda m, a, y: outputs.append(y))
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=(role,), leave_out=(0,)))
+    shake(host, "a")
+    logits(host)
+    inlay.activate(host, "a")
+    outputs.append(host.get_submodule(module).forward(torch.zeros(1, 1, 16)))  # keeps the list's form plain
+    outputs.pop()
+    handle = host.get_submodule(module).register_forward_hook(lambda m, a, y: outputs.append(y))
+    logits(host)
+    handle.remove()
+    changed = (outputs[-1] - outputs[0]).abs().amax((0, 1)) > 1e-6
+    wanted = torch.zeros(48, dtype=torch.bool)
+    at = "qkv".index(role)
+    if parts == "concatenated":
+        wanted[16 * at : 16 * (at + 1)] = True
+    else:
+        for head in range(2):
+            wanted[24 * head + 8 * at : 24 * head + 8 * (at + 1)] = True
+    assert torch.equal(changed, wanted)
+    place = host.inlays.anatomy.places[f"{'encoder' if family == 'modernbert' else 'decoder'}.1.{role}"]
+    assert part_rows(place, 48).tolist() == wanted.nonzero().flatten().tolist()
+    before = host.get_submodule(module).weight.clone()
+    inlay.fold(host, "a")
+    rows = host.get_submodule(module).weight != before
+    assert torch.equal(rows.any(0 if family == "gpt2" else 1), wanted)
+
+
+def test_counts_and_scaling() -> None:
+    assert inlay.count(hf.BertConfig(), inlay.LoRA()).trainable == 294_912
+    host = classifier()
+    inlay.add(host, "plain", inlay.LoRA(rank=4, alpha=8))
+    inlay.add(host, "stable", inlay.LoRA(rank=4, alpha=8, rank_stabilised=True))
+    inlay.add(host, "odd", inlay.LoRA(rank=4, alpha=8, ranks={"encoder.1.q": 2}, alphas={"encoder.1.v": 2}))
+    scale = {n: {k: p.scale for k, p in host.inlays[n].parts.items()} for n in ("plain", "stable", "odd")}
+    assert set(scale["plain"].values()) == {2.0}
+    assert set(scale["stable"].values()) == {4.0}
+    assert scale["odd"] == {"encoder:0:q": 2.0, "encoder:0:v": 2.0, "encoder:1:q": 4.0, "encoder:1:v": 0.5}
+
+
+def test_cross_attention_and_single_places() -> None:
+    host = classifier("t5")
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=("cross_q", "encoder.0.v")))
+    assert host.inlays["a"].place_ids() == ["encoder.0.v", "decoder.0.cross_q", "decoder.1.cross_q"]
+    inlay.add(host, "b", inlay.LoRA(rank=2, targets=("linear",)))
+    assert "linear.classification_head.dense" in host.inlays["b"].place_ids()
+
+
+def test_gradients_against_finite_differences() -> None:
+    host = classifier("gpt2").double()
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=("q", "ffn_in"), leave_out=(0,)))
+    shake(host, "a")
+    inlay.train(host, "a")
+    host.eval()
+    names, values = zip(*host.inlays["a"].named_parameters(), strict=True)
+
+    def loss(*parameters: torch.Tensor) -> torch.Tensor:
+        given = {f"inlays.all.a.{name}": value for name, value in zip(names, parameters, strict=True)}
+        return torch.func.functional_call(host, given, kwargs=batch(2, 4)).logits
+
+    assert torch.autograd.gradcheck(loss, values, eps=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "gpt_neox", "llama"])
+def test_fusion_of_lora(family: str) -> None:
+    host = classifier(family).double()
+    for seed, rank in enumerate((2, 2, 1)):
+        inlay.add(host, f"m{seed}", inlay.LoRA(rank=rank, alpha=3, targets=("q", "v")))
+        shake(host, f"m{seed}", seed)
+    inlay.add_fusion(host, "f", ["m0", "m1", "m2"])
+    for part in host.inlays["f"].parts.values():
+        for parameter in part.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    inlay.activate(host, "f")
+    site = next(s for s in host.inlays.sites.values() if s.place.id.endswith(".1.v"))
+    step, caught = site.step, {}
+
+    def spy(h, seen):
+        caught.update(h=h, x=seen.args[0], out=step(h, seen))
+        return caught["out"]
+
+    site.step = spy
+    logits(host)
+    from tests.methods.test_fusion import slow
+
+    with torch.no_grad():
+        zs = [host.inlays[f"m{n}"].part(site.place)(caught["x"]) for n in range(3)]
+        wanted, _ = slow(host.inlays["f"].part(site.place), caught["x"], zs)
+        rows = part_rows(site.place, caught["h"].shape[-1])
+        full = torch.zeros_like(caught["h"])
+        full[..., rows] = wanted
+    torch.testing.assert_close(caught["out"], caught["h"] + full, atol=1e-10, rtol=1e-8)
+    inlay.train(host, "f")
+    host(**batch(), labels=torch.tensor([0, 1, 1])).loss.backward()
+    assert all(p.grad is not None for p in host.inlays["f"].parameters())
+
+
+def test_bad_input() -> None:
+    host = classifier()
+    for method, message in [
+        (lambda: inlay.LoRA(targets=("query",)), "no projection 'query'"),
+        (lambda: inlay.LoRA(targets=()), "at least one"),
+        (lambda: inlay.LoRA(rank=17), "a rank of 17 is above"),
+        (lambda: inlay.LoRA(rank=0), "rank"),
+        (lambda: inlay.LoRA(leave_out=(9,)), "no such layer"),
+    ]:
+        with pytest.raises(inlay.InlayError, match=message):
+            inlay.add(host, "a", method())
+    inlay.add(host, "p", inlay.Pfeiffer(size=2))
+    inlay.add(host, "l", inlay.LoRA(rank=2))
+    with pytest.raises(inlay.SetupError, match="only LoRA can be folded"):
+        inlay.fold(host, "p")
+    with pytest.raises(inlay.SetupError, match="nothing is folded"):
+        inlay.unfold(host)
+    inlay.fold(host, "l")
+    for act in (lambda: inlay.activate(host, "p"), lambda: inlay.fold(host, "l"), lambda: inlay.strip(host)):
+        with pytest.raises(inlay.SetupError, match="unfold"):
+            act()
+    inlay.unfold(host)
+    inlay.strip(host)

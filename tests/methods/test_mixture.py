@@ -1,0 +1,358 @@
+"""AdaMix."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from torch.nn import functional as F
+
+import inlay
+from inlay.methods.mixture import Alternatives, alternatives
+from inlay.mixtures import distance
+from tests.hosts import CAUSAL, FAMILIES, SMALL, T5, batch, classifier, logits, shake, shaken
+
+METHODS = [inlay.Houlsby(size=4), inlay.Pfeiffer(size=4), inlay.Parallel(size=4), inlay.Bapna(size=4), inlay.LoRA(rank=2), inlay.PHM(size=4),
+           inlay.Compacter(size=4), inlay.LowRank(size=4)]  # fmt: skip
+SHARES = ("up", "down", None)
+
+
+def mixed_host(method: inlay.Method | None = None, family: str = "bert", head: inlay.Head | None = None, **settings) -> torch.nn.Module:
+    host = classifier(family)
+    inlay.add(host, "mix", inlay.Mixture(method or inlay.Houlsby(size=4), **settings), head=head)
+    shake(host, "mix")
+    return host
+
+
+def without_dropout(host: torch.nn.Module) -> None:
+    for module in host.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+    host.config.attention_probs_dropout_prob = 0.0
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.kind)
+@pytest.mark.parametrize("share", SHARES)
+def test_merged_is_the_manual_mean_and_nothing_changes_by_merging(method: inlay.Method, share, tmp_path: Path) -> None:
+    host = mixed_host(method, share=share, modules=3)
+    inlay.activate(host, "mix")
+    before = logits(host)
+    means = {}
+    for key, part in host.inlays["mix"].parts.items():
+        for projection in ("down", "up"):
+            choice = getattr(part, projection, None)
+            if isinstance(choice, Alternatives):
+                assert projection != share
+                for name, _ in choice.maps[0].named_parameters():
+                    total = sum(m.get_parameter(name).detach().double() for m in choice.maps)
+                    means[key, projection, name] = total / 3
+    inlay.merge(host, "mix")
+    assert torch.equal(logits(host), before)
+    assert host.inlays["mix"].method == method
+    for (key, projection, name), mean in means.items():
+        found = getattr(host.inlays["mix"].parts[key], projection).get_parameter(name).detach().double()
+        torch.testing.assert_close(found, mean, atol=1e-7, rtol=0)
+    inlay.save(host, "mix", tmp_path / "plain")
+    other = classifier()
+    inlay.load(other, tmp_path / "plain")
+    inlay.activate(other, "mix")
+    assert torch.equal(logits(other), before)
+    assert not alternatives(host.inlays["mix"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_every_family_and_unmerged_on_disk(family: str, tmp_path: Path) -> None:
+    host = mixed_host(family=family)
+    inlay.activate(host, "mix")
+    inlay.save(host, "mix", tmp_path / "mix")
+    other = classifier(family)
+    inlay.load(other, tmp_path / "mix")
+    inlay.activate(other, "mix")
+    assert torch.equal(logits(other), logits(host))
+    inlay.train(other, "mix")
+    found = inlay.mixture_loss(other, batch() | {"labels": torch.tensor([0, 1, 1])})
+    found.loss.backward()
+    assert found.consistency > 0
+
+
+@pytest.mark.parametrize(("config", "size", "trained", "merged"), [
+    (hf.BertConfig(), 48, 2_223_360, 894_528),
+    (hf.RobertaConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096), 16, 1_992_192, 811_392),
+])  # fmt: skip
+def test_counts(config, size: int, trained: int, merged: int) -> None:
+    base = inlay.Houlsby(size=size, sites=("ffn",), activation="gelu")
+    assert inlay.count(config, inlay.Mixture(base)).trainable == trained
+    assert inlay.count(config, base).trainable == merged
+
+
+def test_modules_start_different_from_each_other() -> None:
+    for method in METHODS:
+        host = classifier()
+        inlay.add(host, "mix", inlay.Mixture(method, share=None))
+        for part in host.inlays["mix"].parts.values():
+            if hasattr(part, "down"):
+                first = [next(m.parameters()) for m in part.down.maps]
+                assert all(not torch.equal(a, b) for a, b in itertools.combinations(first, 2))
+
+
+def test_one_module_is_the_base_method_without_the_kl() -> None:
+    host = mixed_host(modules=1)
+    inlay.train(host, "mix")
+    without_dropout(host)
+    given = batch() | {"labels": torch.tensor([0, 1, 1])}
+    found = inlay.mixture_loss(host, given)
+    plain = host(**given).loss
+    torch.testing.assert_close(found.loss, plain)
+    assert found.consistency == 0
+
+
+def test_draws_are_even_and_independent() -> None:
+    host = mixed_host(modules=4, share=None)
+    inlay.train(host, "mix")
+    owner, choices = host.inlays["mix"], alternatives(host.inlays["mix"])
+    draws = torch.empty(10_000, len(choices), dtype=torch.long)
+    for i in range(10_000):
+        owner.draw()
+        draws[i] = torch.tensor([choice.drawn[0] for choice in choices])
+    n, p = 10_000, 1 / 4
+    sigma = (p * (1 - p) / n) ** 0.5
+    for column in draws.T:
+        frequency = torch.bincount(column, minlength=4) / n
+        assert ((frequency - p).abs() < 5 * sigma).all()
+    pair_sigma = (1 / 16 * 15 / 16 / n) ** 0.5
+    for a, b in itertools.combinations(range(len(choices)), 2):
+        joint = torch.bincount(draws[:, a] * 4 + draws[:, b], minlength=16) / n
+        assert ((joint - 1 / 16).abs() < 5 * pair_sigma).all()
+
+
+def test_the_same_seed_gives_the_same_run_and_a_resumed_one_goes_on() -> None:
+    def run(steps: int, host: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+        losses = []
+        for step in range(steps):
+            found = inlay.mixture_loss(host, batch(seed=step) | {"labels": torch.tensor([0, 1, 1])})
+            found.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(found.loss.item())
+        return losses
+
+    def fresh():
+        torch.manual_seed(3)
+        host = mixed_host()
+        inlay.train(host, "mix")
+        return host, torch.optim.SGD(host.inlays.parameters(), lr=0.05)
+
+    whole = run(6, *fresh())
+    assert whole == run(6, *fresh())
+    host, optimizer = fresh()
+    run(6, host, optimizer)
+    state, noise = {k: v.clone() for k, v in host.state_dict().items()}, torch.get_rng_state()
+    on = run(3, host, optimizer)
+    torch.randn(50)
+    host.load_state_dict(state)
+    torch.set_rng_state(noise)
+    assert run(3, host, torch.optim.SGD(host.inlays.parameters(), lr=0.05)) == on
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2", "opt"])
+@pytest.mark.parametrize("share", SHARES)
+def test_the_doubled_batch_equals_two_passes(family: str, share, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = mixed_host(family=family, share=share).double()
+    inlay.train(host, "mix")
+    without_dropout(host)
+    labels = torch.tensor([0, 1, 1])
+    owner, choices = host.inlays["mix"], alternatives(host.inlays["mix"])
+    torch.manual_seed(1)
+    both = inlay.mixture_loss(host, batch() | {"labels": labels}, detach=False)
+    both.loss.backward()
+    doubled = {n: p.grad.clone() for n, p in owner.named_parameters() if p.grad is not None}
+    draws = [choice.drawn for choice in choices]
+    assert all(len(drawn) == 2 for drawn in draws)
+    owner.zero_grad()
+    results = []
+    for half in range(2):
+        for choice, drawn in zip(choices, draws, strict=True):
+            choice.drawn = (drawn[half],)
+        monkeypatch.setattr(type(owner), "draw", lambda self: None)
+        results.append(host(**batch()).logits)
+    a, b = (r.log_softmax(-1) for r in results)
+    kl = lambda p, q: (p.exp() * (p - q)).sum(-1).mean()
+    loss = F.cross_entropy(results[0], labels) + (kl(a, b) + kl(b, a)) / 2
+    loss.backward()
+    torch.testing.assert_close(both.loss, loss, atol=1e-6, rtol=0)
+    for name, parameter in owner.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(doubled[name], parameter.grad, atol=1e-6, rtol=0)
+
+
+def test_gradient_checkpointing_recomputes_with_the_same_draw() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        host = mixed_host(share=None)
+        inlay.train(host, "mix")
+        without_dropout(host)
+        if checkpointing:
+            host.gradient_checkpointing_enable()
+        torch.manual_seed(4)
+        inlay.mixture_loss(host, batch() | {"labels": torch.tensor([0, 1, 1])}).loss.backward()
+        gradients.append({n: p.grad for n, p in host.inlays["mix"].named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
+
+
+def test_kl_is_zero_for_identical_modules_and_positive_otherwise() -> None:
+    host = mixed_host(share=None)
+    inlay.train(host, "mix")
+    without_dropout(host)
+    given = batch() | {"labels": torch.tensor([0, 1, 1])}
+    assert inlay.mixture_loss(host, given).consistency > 1e-4
+    for choice in alternatives(host.inlays["mix"]):
+        for other in list(choice.maps)[1:]:
+            other.load_state_dict(choice.maps[0].state_dict())
+    assert inlay.mixture_loss(host, given).consistency.abs() < 1e-6
+
+
+def test_the_distance_by_hand_and_at_extremes() -> None:
+    a, b = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+    p, q = a.softmax(-1), b.softmax(-1)
+    wanted = ((p * (p / q).log()).sum(-1) + (q * (q / p).log()).sum(-1)).mean() / 2
+    for detach in (True, False):
+        torch.testing.assert_close(distance(a, b, torch.zeros(5), detach), wanted)
+    plain = torch.autograd.grad(distance(a, b, torch.zeros(5), False), a)[0]
+    constant = torch.autograd.grad(distance(a, b, torch.zeros(5), True), a)[0]
+    torch.testing.assert_close(plain, torch.autograd.grad(wanted, a, retain_graph=True)[0])
+    target = q.detach()
+    published = ((target * (target / a.softmax(-1)).log()).sum(-1)).mean() / 2
+    torch.testing.assert_close(constant, torch.autograd.grad(published, a)[0])
+    huge = torch.tensor([[3e38, -3e38, 0.0]], dtype=torch.bfloat16)
+    assert distance(huge, -huge, torch.zeros(1)) > 1e30
+    big = torch.tensor([[1e4, -1e4, 0.0]], dtype=torch.bfloat16, requires_grad=True)
+    found = distance(big, -big.detach(), torch.zeros(1))
+    found.backward()
+    assert found.isfinite()
+    assert big.grad.isfinite().all()
+    score = torch.randn(4, 1)
+    torch.testing.assert_close(distance(score, score + 2, torch.zeros(4)), torch.tensor(4.0))
+
+
+def test_regression_multiple_choice_and_language_models() -> None:
+    host = mixed_host(head=inlay.Head(labels=1))
+    inlay.train(host, "mix")
+    found = inlay.mixture_loss(host, batch() | {"labels": torch.tensor([0.1, 0.5, 0.9])})
+    assert found.consistency > 0
+    choices = shaken(hf.BertForMultipleChoice(hf.BertConfig(**SMALL)))
+    causal = shaken(hf.LlamaForCausalLM(hf.LlamaConfig(**CAUSAL)))
+    pairs = shaken(hf.T5ForConditionalGeneration(hf.T5Config(**T5)))
+    ids = batch()["input_ids"]
+    padded = ids.masked_fill(batch()["attention_mask"] == 0, -100)
+    for model, inputs in [
+        (choices, {k: v.reshape(2, 3, 7) for k, v in batch(6).items()} | {"labels": torch.tensor([0, 2])}),
+        (causal, batch() | {"labels": padded}),
+        (pairs, batch() | {"labels": padded}),
+    ]:
+        inlay.add(model, "mix", inlay.Mixture(inlay.Houlsby(size=4)))
+        shake(model, "mix")
+        inlay.train(model, "mix")
+        without_dropout(model)
+        result = inlay.mixture_loss(model, inputs)
+        result.loss.backward()
+        assert result.consistency > 0
+        for choice in alternatives(model.inlays["mix"]):
+            for other in list(choice.maps)[1:]:
+                other.load_state_dict(choice.maps[0].state_dict())
+        same = inlay.mixture_loss(model, inputs)
+        torch.testing.assert_close(same.task, model(**inputs).loss, atol=1e-5, rtol=1e-4)  # the host's own loss
+        assert same.consistency.abs() < 1e-6
+
+
+def test_the_distance_ignores_padding() -> None:
+    a, b = torch.randn(2, 4, 5), torch.randn(2, 4, 5)
+    labels = torch.tensor([[1, 2, -100, -100], [1, 1, 1, -100]])
+    rows = labels != -100
+    torch.testing.assert_close(distance(a, b, labels), distance(a[rows], b[rows], labels[rows]))
+
+
+def test_routing_for_the_ablations() -> None:
+    host = mixed_host(share=None)
+    inlay.activate(host, "mix")
+    merged = logits(host)
+    with inlay.routing(host, "mix", "first"):
+        first = logits(host)
+        assert torch.equal(first, logits(host))
+    with inlay.routing(host, "mix", "random"):
+        assert len({tuple(logits(host).flatten().tolist()) for _ in range(8)}) > 1
+    assert torch.equal(logits(host), merged)
+    assert not torch.allclose(first, merged, atol=1e-3)
+    torch.manual_seed(0)
+    together = inlay.ensemble(host, "mix", batch(), passes=3).detach()
+    torch.manual_seed(0)
+    with inlay.routing(host, "mix", "random"):
+        torch.testing.assert_close(together, torch.stack([logits(host) for _ in range(3)]).mean(0))
+    with pytest.raises(inlay.ConfigError, match="got 'best'"), inlay.routing(host, "mix", "best"):
+        pass
+    with pytest.raises(inlay.ConfigError, match="at least one pass"):
+        inlay.ensemble(host, "mix", batch(), passes=0)
+
+
+def test_in_the_trainer(tmp_path: Path) -> None:
+    from tests.test_companions import Texts
+
+    class Learner(hf.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **_):
+            found = inlay.mixture_loss(model, inputs)
+            return (found.loss, {"logits": found.logits}) if return_outputs else found.loss
+
+    host = classifier()
+    inlay.add(host, "mix", inlay.Mixture(inlay.Pfeiffer(size=8)), head=inlay.Head(labels=3, pooling="mean"))
+    inlay.train(host, "mix")
+    arguments = hf.TrainingArguments(tmp_path, max_steps=40, learning_rate=2e-2, per_device_train_batch_size=12, report_to=[], logging_steps=10,
+                                     use_cpu=True, dataloader_pin_memory=False, disable_tqdm=True, save_strategy="no")  # fmt: skip
+    trainer = Learner(host, arguments, train_dataset=Texts())
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_average_of_plain_inlays() -> None:
+    host = classifier()
+    for seed, name in enumerate("abc"):
+        inlay.add(host, name, inlay.Pfeiffer(size=4), norms=True)
+        shake(host, name, seed)
+    inlay.add(host, "other", inlay.Pfeiffer(size=3), norms=True)
+    inlay.add(host, "mix", inlay.Mixture(inlay.Pfeiffer(size=4)))
+    inlay.average(host, ["a", "b", "c"], name="soup", weights=[2, 1, 1])
+    for key, tensor in host.inlays["soup"].tensors().items():
+        a, b, c = (host.inlays[n].tensors()[key] for n in "abc")
+        torch.testing.assert_close(tensor, 0.5 * a + 0.25 * b + 0.25 * c)
+    inlay.activate(host, "soup")
+    logits(host)
+    for names, message in [(["a", "other"], "differ in method"), (["a", "mix"], "merge or collapse"), ([], "at least one")]:
+        with pytest.raises(inlay.InlayError, match=message):
+            inlay.average(host, names, name="bad")
+    with pytest.raises(inlay.ConfigError, match="needs 2 weights"):
+        inlay.average(host, ["a", "b"], name="bad", weights=[1])
+    assert "bad" not in host.inlays
+
+
+def test_bad_input() -> None:
+    host = mixed_host()
+    inlay.add(host, "plain", inlay.Pfeiffer(size=2))
+    with pytest.raises(inlay.SetupError, match="'plain' is a pfeiffer inlay, not a mixture"):
+        inlay.merge(host, "plain")
+    with pytest.raises(inlay.SetupError, match="'mix' is a mixture. Merge it first"):
+        inlay.add_fusion(host, "f", ["mix"])
+    for method in (inlay.BitFit(), inlay.Mixture(inlay.Pfeiffer()), "pfeiffer"):
+        with pytest.raises(inlay.ConfigError, match="two projections"):
+            inlay.Mixture(method)
+    inlay.activate(host, "mix")
+    with pytest.raises(inlay.ConfigError, match="needs `labels`"):
+        inlay.mixture_loss(host, batch())
+    inlay.merge(host, "mix")
+    inlay.add_fusion(host, "f", ["mix", "plain"])
+    inlay.activate(host, "f")
+    logits(host)
