@@ -30,11 +30,12 @@ The pieces:
 
 How time is measured. All cases alternate (A, B, C, A, B, C, …), ours and the peer's, with one torch thread. A number is
 the minimum of the CPU time over the repeats: other work on the machine can only add to it. A case shorter than 0.3 s is
-run for that long in each of its turns, and gives its minimum. The two libraries need different transformers, whose bare hosts differ in speed, so each is given relative to the bare host of its own process.
-Cases of one process share the host's weights in memory, so that no case is lucky in where its weights lie. The column
-noise says how far the third-lowest run of a row's cases lies above the lowest, at worst: below 1 % the minimum has been
-found. A target that is missed by less than the noise is printed as FAIL?, and --strict does not count it.
-On a busy machine ask for more repeats, or for fewer layers: short runs find a quiet moment more often.
+run for that long in each of its turns, and gives its minimum. The two libraries need different transformers, whose bare
+hosts differ in speed, so each is given relative to the bare host of its own process. Cases of one process share the
+host's weights in memory, so that no case is lucky in where its weights lie. The column noise says how far the
+third-lowest run of a row's cases lies above the lowest, at worst: below 1 % the minimum has been found. A target that
+is missed by less than the noise is printed as FAIL?, and --strict does not count it. On a busy machine ask for more
+repeats, or for fewer layers: short runs find a quiet moment more often.
 
 How memory is measured. torch.profiler reports every allocation and release of torch's CPU allocator, also those inside
 autograd and inside kernels. The peak is the highest sum of live bytes during one run after a warm-up, everything that

@@ -19,6 +19,9 @@ Examples:
   inlay params bert-base --method pfeiffer --options reduction=64
 """
 
+NEED_OTHERS = ("fusion", "mixture", "wide", "head")
+"""Methods that are made of others, or have no modules."""
+
 
 def work(host: str, method: str | None, options: tuple[str, ...], as_json: bool) -> None:
     from inlay.errors import ConfigError, InlayError
@@ -35,13 +38,12 @@ def work(host: str, method: str | None, options: tuple[str, ...], as_json: bool)
     if options:
         raise ConfigError("options belong to one method; give --method as well.")
     rows = []
-    for kind in METHODS:
+    for kind in [kind for kind in METHODS if kind not in NEED_OTHERS]:
         try:
             counted = count(config, method_from({"kind": kind}))
-        except (InlayError, NotImplementedError):
-            continue  # a method that has no place in this host, or is not made by itself
-        if counted.trainable:
-            rows.append((kind, counted.trainable, counted.percent, counted.bytes // 1024))
+        except InlayError:
+            continue  # it has no place in this host
+        rows.append((kind, counted.trainable, counted.percent, counted.bytes // 1024))
     rows.sort(key=lambda row: row[1])
     names = ("method", "parameters", "% of host", "KB")
     tell(columns(rows, names), [dict(zip(names, row, strict=True)) for row in rows], as_json)

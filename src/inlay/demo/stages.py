@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from inlay.analysis.activations import fusion_activations
 from inlay.checkpoint import save
 from inlay.demo.studies import Study
-from inlay.learning.batching import reading_batches
-from inlay.learning.evaluate import BATCH, ask
+from inlay.learning.attention import attention_on
+from inlay.learning.evaluate import ask
 from inlay.learning.hosts import form_of, open_host, own_head
 from inlay.learning.loop import fit
 from inlay.learning.material import Language, Split
@@ -105,9 +104,7 @@ class _Work:
 
     def attention(self, fusion: str) -> dict[str, dict[str, float]]:
         """Place → member → mean attention over the validation rows."""
-        split = self._split("validation")
-        batches = [split.features.batch(rows) for rows in reading_batches(split.features.lengths, BATCH)]
-        seen = fusion_activations(self.host, fusion, batches)
+        seen = attention_on(self.host, fusion, self._split("validation"))
         return {place: seen.by_member(place) for place in seen.mean}
 
     def judged(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from inlay.learning import charts
+from inlay.learning.attention import attention_on, heat_map
 from inlay.learning.files import write_whole
 from inlay.learning.material import Answer, Split
 from inlay.learning.page import code, page, section, table
@@ -37,5 +38,7 @@ def write_report(run: Run, job: Job, judged: Split, answers: Sequence[Answer]) -
     if task.kind == "classification" and len(task.labels) <= MOST_LABELS:
         targets = [int(example.target) for example in judged.examples]  # type: ignore[arg-type]
         parts.append(section("Confusion matrix", charts.confusion(task.labels, targets, [int(a.prediction) for a in answers])))
+    if job.settings.mode == "fusion":
+        parts.append(section("What the fusion listens to", heat_map(attention_on(job.host, str(job.name), judged))))
     parts += [section("Config", code((run.folder / CONFIG).read_text(encoding="utf-8"))), section("Versions", table(list(record["versions"].items())))]
     write_whole(run.report, page(f"{record['name'] or task.name}: {task.main} {scores[0][2]:.4f}", parts))

@@ -1,0 +1,90 @@
+"""What a fusion of N Pfeiffer inlays (bottleneck 48) costs, beside `adapters`; the bare host's forward is 1.
+
+    python benchmarks/fusion.py --peer-python PEER/bin/python
+    python benchmarks/fusion.py --peer-python PEER/bin/python --members 1 2 4 8 16 32 64 --plot docs/fusion-cost
+
+The column at the end says how far a forward is from its arithmetic: 12 D² multiply-adds per token and layer in the host,
+and D² + 3 D N b in a fusion whose query and keys are folded into one D × D matrix. Folding them on into the members'
+rows, as evaluation here does, needs 3 D N b only, so a small fusion may cost less than that bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness import Bench, Builder, Row, arguments, bare_cases, phases
+
+import inlay
+
+TARGETS = {2: (1.20, 2.5), 8: (1.28, 2.7), 16: (1.36, 2.9), 64: (2.3, 4.8)}
+"""N to the highest good ratio of a forward and of a training step."""
+
+
+def fusion(host: Any, members: int) -> None:
+    names = [f"member{i}" for i in range(members)]
+    for name in names:
+        inlay.add(host, name, inlay.Pfeiffer(reduction=16))
+    inlay.add_fusion(host, "fused", names)
+    inlay.train(host, "fused")
+
+
+def bound(members: int, width: int = 768, size: int = 48) -> float:
+    return 1 + (width**2 + 3 * width * members * size) / (12 * width**2)
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Cost over N, for both libraries."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    for axes, phase, title in zip(figure.subplots(1, 2), ("forward", "step"), ("forward", "training step"), strict=True):
+        mine = [row for row in rows if row.what == "time" and row.case.endswith(phase)]
+        counts = [int(row.case.split(":")[1]) for row in mine]
+        for side, label in (("ours", "inlay"), ("peers", "adapters")):
+            if all(getattr(row, side) for row in mine):
+                axes.plot(counts, [getattr(row, side)[1] for row in mine], marker="o", label=label)
+        axes.set_title(title)
+        axes.set_xlabel("members")
+        axes.set_ylabel("cost, bare forward = 1")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    for ending in (".png", ".svg"):
+        figure.savefig(path.with_name(path.name + ending), dpi=150)
+
+
+def options() -> argparse.Namespace:
+    parser = arguments(__doc__)
+    parser.add_argument("--members", type=int, nargs="+", default=list(TARGETS), help="how many members (2 8 16 64)")
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="draw PATH.png and PATH.svg")
+    return parser.parse_args()
+
+
+def main() -> int:
+    chosen = options()
+    cases: dict[str, Builder] = bare_cases()
+    for members in {1, 16, *chosen.members}:
+        cases |= phases(f"fusion:{members}", partial(fusion, members=members))
+    bench = Bench(__doc__, cases, chosen)
+    for members in chosen.members:
+        forward, step = TARGETS.get(members, (None, None))
+        for phase, target in (("forward", forward), ("step", step)):
+            case = f"fusion:{members}:{phase}"
+            bench.time(case, base="bare:forward", peer=case, target=target)
+    bench.memory("fusion:16:step", base="fusion:1:step", peer="fusion:16:step", target=1.25)
+    rows = bench.measure()
+    for row in rows:
+        if row.case.endswith("forward") and row.ours is not None:
+            limit = bound(int(row.case.split(":")[1]))
+            row.note = f"{row.ours[1] / limit:.2f} of the bound {limit:.2f}"
+    if chosen.plot:
+        plot(rows, chosen.plot)
+    return bench.report(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""inlay merge"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from inlay.cli.flags import json_flag
+from inlay.cli.output import tell
+
+HELP = """Turn a mixture into a plain inlay: the mean of its modules, a fraction of the size, the same answers.
+
+\b
+Example:
+  inlay merge runs/rte-mixture --out inlays/rte
+"""
+
+
+def work(path: Path, out: Path, host: str | None, as_json: bool) -> None:
+    from inlay.checkpoint import read_manifest, save
+    from inlay.errors import ConfigError
+    from inlay.learning.job import inlay_in
+    from inlay.learning.opened import open_for_use
+    from inlay.mixtures import merge
+
+    opened = open_for_use(path, host)
+    manifest = read_manifest(inlay_in(path))
+    if opened.name is None:
+        raise ConfigError(f"{path} has no inlay: the whole host was trained.")
+    merge(opened.host, opened.name)
+    folder = save(opened.host, opened.name, out, task=manifest["task"], metrics=manifest["metrics"])
+    method = read_manifest(folder)["method"]["kind"]
+    tell(f"{opened.name} is a {method} inlay now: {folder}", {"name": opened.name, "method": method, "path": str(folder)}, as_json)
+
+
+command = click.Command(
+    "merge", callback=work, help=HELP,
+    params=[
+        click.Argument(["path"], type=click.Path(path_type=Path)),
+        click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The inlay to write."),
+        click.Option(["--host"], help="The host, where it has moved or PATH is an inlay without one."),
+        json_flag,
+    ],
+)  # fmt: skip

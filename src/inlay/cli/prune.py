@@ -1,0 +1,43 @@
+"""inlay prune"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from inlay.cli.flags import json_flag
+from inlay.cli.output import columns, tell
+
+HELP = """Take the members out of a fusion that it does not listen to, and measure what that costs.
+
+The smaller fusion is written as a run of its own, with the members it still needs.
+
+\b
+Example:
+  inlay prune runs/rte-fused --keep 2 --out runs/rte-pruned
+"""
+
+
+def work(path: Path, out: Path, keep: int | None, threshold: float | None, threads: int | None, as_json: bool) -> None:
+    from inlay.learning.pruned import write_pruned
+    from inlay.learning.threads import use_threads
+
+    use_threads(threads)
+    facts = write_pruned(path, out, keep, threshold)
+    scores = [(name, facts["before"][name], facts["after"][name]) for name in facts["before"]]
+    text = columns(scores, ("", "before", "after")) + f"\nkept: {', '.join(facts['kept'])}\ngone: {', '.join(facts['gone'])}\nrun:  {out}"
+    tell(text, facts, as_json)
+
+
+command = click.Command(
+    "prune", callback=work, help=HELP,
+    params=[
+        click.Argument(["path"], type=click.Path(path_type=Path)),
+        click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The run folder to write."),
+        click.Option(["--keep"], type=click.IntRange(min=1), help="Keep so many members, the most active ones."),
+        click.Option(["--threshold"], type=float, help="Or keep the members with at least this mean weight."),
+        click.Option(["--threads"], type=click.IntRange(min=1), help="Threads of torch; without it half of the cores."),
+        json_flag,
+    ],
+)  # fmt: skip
