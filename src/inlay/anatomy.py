@@ -8,9 +8,10 @@ A `Place` is a spot in one host where an inlay can act. Its `kind` is
   attention, ffn           the branch's output h, after the branch's dropout
   attention.raw, ffn.raw   the same before that dropout
   q k v o, cross_q …       the projections of self- and cross-attention
+  qkv                      the whole module where q, k and v are parts of one
   ffn_in, ffn_out          the projections of the feed-forward network
   linear                   every other linear map of the host
-  bias                     every module that adds a bias
+  bias, head_bias          every module that adds a bias, below the head and in it
   norm, head               modules that an inlay's own copy may stand in for
 Names are relative to the layer, the layers to `host.base_model`, which every transformers model has.
 """
@@ -298,8 +299,8 @@ class Anatomy:
                 self.places[f"norm.{name}"] = Place(f"norm.{name}", "norm", path)
         for path in biased_modules(host):
             name = path.removeprefix(f"{self.base}.")
-            if not any(path == h or path.startswith(h + ".") for h in self.head):
-                self.places[f"bias.{name}"] = Place(f"bias.{name}", "bias", path)
+            in_head = any(path == h or path.startswith(h + ".") for h in self.head)
+            self.places[f"bias.{name}"] = Place(f"bias.{name}", "head_bias" if in_head else "bias", path)
         named = {place.module for place in self.places.values() if place.projection is not None}
         for path, module in host.named_modules():
             if isinstance(module, nn.Linear) and path not in named:
@@ -348,6 +349,18 @@ def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, la
             name = role if len(there) == 1 else f"{role}.{projection.path.rpartition('.')[2]}"
             heads = host.config.num_attention_heads if projection.per_head else 1
             yield Place(f"{stack}.{index}.{name}", role, at(projection.path), stack, index, projection=projection, heads=heads)
+    for path, role in _whole_modules(layers).items():
+        yield Place(f"{stack}.{index}.{role}", role, at(path), stack, index, projection=Projection(path))
+
+
+def _whole_modules(layers: Layers) -> dict[str, str]:
+    """Each fused module by its path, with the roles of its parts in one word: 'qkv'."""
+    fused: dict[str, str] = {}
+    for role, projections in layers.projections.items():
+        for projection in projections:
+            if projection.parts > 1:
+                fused[projection.path] = fused.get(projection.path, "") + role
+    return fused
 
 
 def has_module(host: nn.Module, path: str) -> bool:

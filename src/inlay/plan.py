@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from inlay.anatomy import Place
 from inlay.methods.base import Form, Reads
-from inlay.methods.fusion import Choose, Folded, FusionLayer, Pack, pack
+from inlay.methods.fusion import Choose, Folded, FusionLayer, Pack, cheapest, pack
 
 
 @dataclass(frozen=True)
@@ -141,20 +141,18 @@ class Fused:
 
     def _pack(self, chosen: tuple[int, ...]) -> Pack:
         width, like = self.layer.key.in_features, self.layer.key.weight
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self._theirs):
-            forms = self._forms()
-        else:
-            forms = self._keep("forms", self._theirs, self._forms)
-            if len(chosen) == len(self.names):
-                return self._keep("pack", self._theirs, lambda: pack(forms, width, like))
+        learning = torch.is_grad_enabled() and any(p.requires_grad for p in self._theirs)
+        if len(chosen) == len(self.names) and not learning:
+            return self._keep("pack", self._theirs, lambda: pack(self._forms(), width, like))
+        forms = self._forms() if learning else self._keep("forms", self._theirs, self._forms)
         return pack([forms[n] for n in chosen], width, like)
 
-    def _fold(self, packed: Pack, tokens: int, whole: bool) -> Folded | None:
+    def _fold(self, packed: Pack, tokens: int, whole: bool) -> Folded:
         mine = list(self.layer.parameters())
         learning = torch.is_grad_enabled() and any(p.requires_grad for p in (*mine, *self._theirs))
         if whole and not learning:
             return self._keep("folded", [*mine, *self._theirs], lambda: self.layer.fold(packed.rows))
-        return self.layer.fold(packed.rows) if packed.rows.shape[0] < tokens else None
+        return self.layer.fold(packed.rows, *cheapest(tokens, *packed.rows.shape))
 
     def _keep(self, what: str, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
         """The kept value, made anew when one of the tensors it is made of has changed."""

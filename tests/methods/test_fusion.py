@@ -19,7 +19,7 @@ import inlay
 from inlay import plan
 from inlay.methods.base import Form
 from inlay.methods.bottleneck import Adapter
-from inlay.methods.fusion import Choose, FusionLayer, pack
+from inlay.methods.fusion import Choose, FusionLayer, cheapest, pack
 from tests.hosts import FAMILIES, batch, classifier, logits, row, shake
 from tests.test_parity import GOLDEN, golden_host, golden_logits, pour
 
@@ -58,12 +58,12 @@ def some_members(count: int, dtype: torch.dtype, mixed: bool) -> list[Adapter]:
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("value", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("way", ["direct", "folded"])
-def test_fast_equals_the_paper_forward_and_gradients(count, mixed, value, dtype, tolerance, way) -> None:
+@pytest.mark.parametrize("ways", [("direct", "direct"), ("product", "direct"), ("folded", "folded"), ("direct", "folded")])
+def test_fast_equals_the_paper_forward_and_gradients(count, mixed, value, dtype, tolerance, ways) -> None:
     layer, members = some_layer(value, dtype), some_members(count, dtype, mixed)
     x = torch.randn(2, 5, WIDTH, dtype=dtype, requires_grad=True)
     packed = pack([m.form("normed") for m in members], WIDTH, layer.key.weight)
-    folded = layer.fold(packed.rows) if way == "folded" else None
+    folded = layer.fold(packed.rows, *ways)
     fast, weights = layer(x, lambda reads: x, packed, folded, Choose(temperature=1.5))
     wanted, attention = slow(layer, x, [m(x) for m in members], temperature=1.5)
     scale = max(1.0, wanted.abs().max().item())
@@ -83,7 +83,8 @@ def test_a_member_without_a_module_adds_nothing() -> None:
     layer, (member,) = some_layer(True, torch.float64), some_members(1, torch.float64, False)
     x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
     packed = pack([None, member.form("normed"), None], WIDTH, layer.key.weight)
-    for folded in (None, layer.fold(packed.rows)):
+    for ways in (("direct", "direct"), ("product", "direct"), ("folded", "folded")):
+        folded = layer.fold(packed.rows, *ways)
         fast, weights = layer(x, lambda reads: x, packed, folded, Choose())
         wanted, attention = slow(layer, x, [torch.zeros_like(x), member(x), torch.zeros_like(x)])
         torch.testing.assert_close(fast, wanted)
@@ -96,8 +97,15 @@ def test_bfloat16_within_its_precision() -> None:
     exact, _ = slow(layer, x, [m(x) for m in members])
     low = layer.bfloat16()
     packed = pack([m.bfloat16().form("normed") for m in members], WIDTH, low.key.weight)
-    found, _ = low(x.bfloat16(), lambda reads: x.bfloat16(), packed, None, Choose())
+    found, _ = low(x.bfloat16(), lambda reads: x.bfloat16(), packed, low.fold(packed.rows, "direct", "direct"), Choose())
     assert (found.float() - exact).abs().max() < 0.08 * exact.abs().max()
+
+
+@pytest.mark.parametrize(("tokens", "rows", "ways"), [
+    (512, 98, ("folded", "folded")), (512, 784, ("direct", "direct")), (4096, 784, ("folded", "folded")), (4096, 4000, ("product", "direct")),
+])  # fmt: skip
+def test_the_cheapest_order(tokens: int, rows: int, ways: tuple[str, str]) -> None:
+    assert cheapest(tokens, rows, 768) == ways
 
 
 def fused_host(family: str = "bert", methods: list[inlay.Method] | None = None, **settings) -> nn.Module:

@@ -76,7 +76,7 @@ def longest_input(host: PreTrainedModel, tokenizer: Any, wanted: int) -> int:
     return min(limits)
 
 
-def own_head(task: Task, form: Form, host: PreTrainedModel, layers: int = 1) -> Head | None:
+def own_head(task: Task, form: Form, host: PreTrainedModel, layers: int = 1, dropout: float = 0.1) -> Head | None:
     """The head an inlay gets for a task: mean pooling, or the last token of decoders; text hosts keep their own."""
     if form == "text":
         return None
@@ -86,4 +86,4 @@ def own_head(task: Task, form: Form, host: PreTrainedModel, layers: int = 1) -> 
     if host.config.is_encoder_decoder:
         pooling, layers = None, 1  # such hosts pick a token of the decoder's themselves
     labels = None if form == "choice" else task.labels or 1
-    return Head(labels=labels, pooling=pooling, layers=layers)
+    return Head(labels=labels, pooling=pooling, layers=layers, dropout=dropout)

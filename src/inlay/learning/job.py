@@ -53,7 +53,7 @@ def get_ready(settings: Settings) -> Job:
     torch.manual_seed(settings.seed)
     host, tokenizer = open_host(settings.host, prepared.task)
     form = form_of(prepared.task, host.config)
-    head = own_head(prepared.task, form, host, settings.head_layers)
+    head = own_head(prepared.task, form, host, settings.head_layers, settings.head_dropout)
     name = begin(host, settings.name or prepared.task.name, settings.mode, head, method=method, members=members)
     settings = settings.model_copy(update=filled(settings, kind_of(settings), text=form == "text").model_dump(include={"lr", "epochs"}))
     language = Language(prepared.task, form, tokenizer, longest_input(host, tokenizer, settings.max_length))
@@ -182,7 +182,6 @@ def _facts(job: Job) -> dict[str, Any]:
         "trained_parameters": trained,
         "host_parameters": summary(job.host).host_parameters,
         "max_length": job.language.max_length,
-        "head_layers": settings.head_layers,
         "threads": torch.get_num_threads(),
         "seed": settings.seed,
         "versions": versions(),

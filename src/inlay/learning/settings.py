@@ -37,6 +37,8 @@ class Settings(Data, Recipe):
     """Runs or inlays to fuse (mode fusion)."""
     head_layers: int = Field(default=1, ge=1)
     """Linear layers of the head."""
+    head_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Dropout before each of them."""
     threads: int | None = Field(default=None, ge=1)
     """Threads of torch; without it half of the cores."""
     trackers: tuple[Tracker, ...] = ()

@@ -24,6 +24,12 @@ class Bias(nn.Module):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(width))
 
+    @classmethod
+    def at(cls, module: nn.Module) -> Bias:
+        """As wide as what a module gives out."""
+        bias = getattr(module, "bias", None)
+        return cls((bias if isinstance(bias, Tensor) else module.weight).shape[0])  # type: ignore[union-attr, operator]
+
     def forward(self, x: Tensor) -> Tensor:
         return self.bias
 
@@ -39,6 +45,4 @@ class BitFit(Method):
         return "output"
 
     def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> Bias:
-        module = host.get_submodule(place.module)
-        bias = getattr(module, "bias", None)
-        return Bias((bias if isinstance(bias, Tensor) else module.weight).shape[0])  # type: ignore[union-attr, operator]
+        return Bias.at(host.get_submodule(place.module))

@@ -58,11 +58,13 @@ class Adapter(nn.Module):
 
     def form(self, reads: Reads) -> Form:
         """The same as plain matrices, whatever the linear maps are made of; an own norm is folded in."""
-        down, bias, up = matrix(self.down), self.down.bias, matrix(self.up).T * self.scale
+        down, bias, up, up_bias = matrix(self.down), self.down.bias, matrix(self.up).T, self.up.bias
+        if isinstance(self.scale, Tensor) or self.scale != 1.0:
+            up, up_bias = up * self.scale, up_bias * self.scale
         words = str(reads)
         if self.norm is not None:
             down, bias, words = down * self.norm.weight, bias + down @ self.norm.bias, f"{reads} standardised"
-        return Form(words, self.activation, down, bias, up, self.up.bias * self.scale)
+        return Form(words, self.activation, down, bias, up, up_bias)
 
 
 def matrix(linear: nn.Module) -> Tensor:

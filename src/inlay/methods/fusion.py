@@ -11,10 +11,16 @@ ever needed. With all up-projections as the rows of one matrix R (Σb + N rows: 
     scores   q·(K z_n + b_k) = Σ_j a_nj (R Kᵀ q)_nj + (R Kᵀ q)_n + q·b_k
     output   Σ_n p_n V z_n = [p_n a_n, p_n] R Vᵀ
 
-Two exact ways to order this; S = Σb + N, per token unless said otherwise:
-    direct   q and Kᵀq first (2 D²), then · R (S·D); the mean, then V (D²)
-    folded   R Kᵀ Q and R Vᵀ once per call (3 S·D² in all), then 2 S·D        better when there are more tokens than rows
-In evaluation the folded matrices are made once and kept until a parameter changes.
+The same sums may be taken in several orders; S = Σb + N rows, T tokens, in units of D² for forward and backward:
+
+    keys     direct    (x Q) K, then · R        6 T
+             product   x (Q K), then · R        3 T + 3 D
+             folded    x (R Kᵀ Q)ᵀ              5 S + T S / D
+    values   direct    ([p a, p] R) Vᵀ          3 T
+             folded    [p a, p] (R Vᵀ)          2 S + T S / D
+
+Training takes the cheapest of each. Evaluation takes the folded ones, made once and kept until a parameter changes:
+3 D N b multiply-adds per token are left of (2N + 1) D² + 2 D N b.
 
 Shapes: x (…, D_x), z (…, D), scores (…, N).
 """
@@ -83,11 +89,20 @@ def pack(forms: Sequence[Form | None], width: int, like: Tensor) -> Pack:
 
 @dataclass(frozen=True)
 class Folded:
-    """The layer's matrices multiplied into the members' rows."""
+    """The layer's matrices multiplied into the members' rows, or with each other; None is the direct way."""
 
-    keys: Tensor  # R Kᵀ Q, and b_k Q as the last row (S + 1, D_x)
-    key_bias: Tensor  # the same with b_q for Q (S + 1,)
-    values: Tensor  # R Vᵀ (S, D)
+    keys: Tensor | None = None  # R Kᵀ Q, and b_k Q as the last row (S + 1, D_x)
+    key_bias: Tensor | None = None  # the same with b_q for Q (S + 1,)
+    product: Tensor | None = None  # K and b_k as the last row, times Q (D + 1, D_x)
+    product_bias: Tensor | None = None  # (D + 1,)
+    values: Tensor | None = None  # R Vᵀ (S, D)
+
+
+def cheapest(tokens: int, rows: int, width: int) -> tuple[str, str]:
+    """The order of the keys and of the values with the least work for a training step."""
+    keys = {"direct": 6 * tokens, "product": 3 * tokens + 3 * width, "folded": 5 * rows + tokens * rows / width}
+    values = {"direct": 3 * tokens, "folded": 2 * rows + tokens * rows / width}
+    return min(keys, key=keys.__getitem__), min(values, key=values.__getitem__)
 
 
 class FusionLayer(nn.Module):
@@ -106,18 +121,33 @@ class FusionLayer(nn.Module):
             with torch.no_grad():
                 self.value.weight.fill_diagonal_(1.0)
 
-    def fold(self, rows: Tensor) -> Folded:
-        keys = torch.cat([F.linear(rows, self.key.weight), self.key.bias[None]])  # (S + 1, D)
-        values = rows if self.value is None else F.linear(rows, self.value.weight)
-        return Folded(keys @ self.query.weight, keys @ self.query.bias, values)
+    def fold(self, rows: Tensor, keys: str = "folded", values: str = "folded") -> Folded:
+        made: dict[str, Tensor] = {}
+        if keys != "direct":
+            left = F.linear(rows, self.key.weight) if keys == "folded" else self.key.weight.T
+            left = torch.cat([left, self.key.bias[None]])  # (S + 1, D) or (D + 1, D)
+            names = ("keys", "key_bias") if keys == "folded" else ("product", "product_bias")
+            made |= zip(names, (left @ self.query.weight, left @ self.query.bias), strict=True)
+        if values == "folded":
+            made["values"] = rows if self.value is None else F.linear(rows, self.value.weight)
+        return Folded(**made)
 
-    def forward(self, x: Tensor, read: Callable[[str], Tensor], packed: Pack, folded: Folded | None, choose: Choose) -> tuple[Tensor, Tensor]:
-        """The mixed change (…, D) and the weights (…, N) in block order. `folded` None is the direct way."""
-        if folded is None:
-            q = self.query(x)
-            g, same = F.linear(q @ self.key.weight, packed.rows), (q @ self.key.bias).unsqueeze(-1)  # (…, S), (…, 1)
-        else:
-            g, same = F.linear(x, folded.keys, folded.key_bias).split((packed.rows.shape[0], 1), dim=-1)
+    def asked(self, x: Tensor, rows: Tensor, folded: Folded) -> tuple[Tensor, Tensor]:
+        """q·K of every row of R (…, S), and q·b_k (…, 1), which all members have in common."""
+        if folded.keys is not None:
+            both = F.linear(x, folded.keys, folded.key_bias)
+            return both[..., :-1], both[..., -1:]
+        if folded.product is not None:
+            both = F.linear(x, folded.product, folded.product_bias)
+            return F.linear(both[..., :-1], rows), both[..., -1:]
+        q = self.query(x)
+        return F.linear(q @ self.key.weight, rows), (q @ self.key.bias).unsqueeze(-1)
+
+    def forward(
+        self, x: Tensor, read: Callable[[str], Tensor], packed: Pack, folded: Folded, choose: Choose
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The mixed change (…, D) and the weights (…, N) in block order."""
+        g, same = self.asked(x, packed.rows, folded)
         acts, scores, at = [], [], 0
         for block in packed.blocks:
             a, rows = block.act(read(block.reads)), block.count * block.size
@@ -127,14 +157,16 @@ class FusionLayer(nn.Module):
         members = len(packed.order)
         present = sum(block.count for block in packed.blocks)
         score = torch.cat(scores, -1) if len(scores) > 1 else scores[0]
-        p = choose(F.pad(score, (0, members - present)) + g[..., at:] + same)  # (…, N)
-        values = packed.rows if folded is None else folded.values
+        if members > present:  # who has no module here scores nothing
+            score = F.pad(score, (0, members - present))
+        p = choose(score + g[..., at:] + same)  # (…, N)
+        values = packed.rows if folded.values is None else folded.values
         mixed, start, column = p @ values[at:], 0, 0
         for block, a in zip(packed.blocks, acts, strict=True):
             weighted = (a * p[..., column : column + block.count, None]).flatten(-2)
             mixed = mixed + weighted @ values[start : start + block.count * block.size]
             start, column = start + block.count * block.size, column + block.count
-        return mixed if folded is not None or self.value is None else self.value(mixed), p
+        return mixed if folded.values is not None or self.value is None else self.value(mixed), p
 
     def penalty(self) -> Tensor:
         """‖I − V‖², the pull of V towards its start."""

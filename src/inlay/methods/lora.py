@@ -3,13 +3,14 @@
     x ──┬── W ─────────────────(+)── y          δ = scale · B A x        A (r, D_in), B (D_out, r) starts at zero
         └── [dropout] A ── B ──·scale           scale = alpha / r, or alpha / √r when rank-stabilised
 
-Where a host has one module for q, k and v, the change is added to the named part only.
+Where a host has one module for q, k and v, the change is added to the named part only; `qkv` is the whole module.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 from inlay.anatomy import Anatomy, Place, in_layers
 from inlay.errors import ConfigError, nearest
 from inlay.methods.base import Form, Method, Reads, register
+from inlay.methods.bitfit import Bias
 from inlay.methods.bottleneck import Layer
 
-ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out", "cross_q", "cross_k", "cross_v", "cross_o")
+ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out", "cross_q", "cross_k", "cross_v", "cross_o", "qkv")
 
 
 class LowRankChange(nn.Module):
@@ -56,7 +58,7 @@ class LoRA(Method):
     alpha: float = Field(default=8.0, gt=0)
     """Scales the change: alpha / r."""
     targets: tuple[str, ...] = ("q", "v")
-    """Roles (q, k, v, o, ffn_in, ffn_out, and cross_q … for cross-attention), or single places such as 'encoder.3.q'."""
+    """Roles (q, k, v, o, ffn_in, ffn_out, cross_q … for cross-attention, qkv for a fused module), or places such as 'encoder.3.q'."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on x."""
     rank_stabilised: bool = False
@@ -67,6 +69,8 @@ class LoRA(Method):
     """Another rank at single places, by their id."""
     alphas: dict[str, float] = Field(default_factory=dict)
     """Another alpha at single places."""
+    bias: Literal["none", "targets", "all"] = "none"
+    """Whose biases change too: nobody's, those of the changed modules, or every bias of the host and its head."""
 
     @field_validator("targets")
     @classmethod
@@ -82,18 +86,25 @@ class LoRA(Method):
             if not any(target in (place.kind, place.id) for place in projections.values()):
                 roles = {place.kind for place in projections.values()}
                 raise ConfigError(f"this host has no projection {target!r}.{nearest(target, roles)}")
+        changed = set()
         for place in projections.values():
             if {place.kind, place.id} & set(self.targets) and in_layers(place, self.leave_out) is None:
+                changed.add(place.module)
                 yield place
+        if self.bias != "none":
+            for place in anatomy.of_kind("bias", "head_bias"):
+                if self.bias == "all" or place.module in changed:
+                    yield place
 
     def reads_at(self, place: Place) -> Reads:
-        return "input"
+        return "input" if place.projection is not None else "output"
 
-    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> LowRankChange:
-        assert place.projection is not None
+    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> nn.Module:
+        if place.projection is None:
+            return Bias.at(host.get_submodule(place.module))
         d_in, d_out = place.projection.sizes(host.get_submodule(place.module))
         rank, alpha = self.ranks.get(place.id, self.rank), self.alphas.get(place.id, self.alpha)
-        if rank > min(d_in, d_out):
+        if rank > max(d_in, d_out):
             raise ConfigError(f"{place.id}: a rank of {rank} is above the projection's {d_in} to {d_out}")
         scale = alpha / (math.sqrt(rank) if self.rank_stabilised else rank)
         return LowRankChange(d_in, d_out, rank, scale, self.dropout)

@@ -92,7 +92,7 @@ class Mixture(Method):
     def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> nn.Module:
         made = [self.method.build(place, anatomy, host, shared) for _ in range(self.modules)]
         for projection in ("down", "up"):
-            if projection != self.share:
+            if projection != self.share and hasattr(made[0], projection):  # a trained bias has neither, and is shared
                 setattr(made[0], projection, Alternatives([getattr(m, projection) for m in made]))
         return made[0]
 

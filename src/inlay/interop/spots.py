@@ -1,0 +1,68 @@
+"""Our tensors in somebody else's file: one table serves reading and writing, so both are complete or neither.
+
+    ours   encoder.0.q.down.weight                                 (r, D)
+    theirs transformer.h.0.attn.c_attn.loras.a.lora_A              (2r, D), of which ours is the first half
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inlay.interop.files import Tensors
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where one of our tensors stands in their file."""
+
+    key: str
+    share: int = 0
+    """Which of the equal shares of that tensor's rows is ours."""
+    shares: int = 1
+    copy: str | None = None
+    """A second key under which they write the same tensor again."""
+
+
+Spots = Mapping[str, Spot]
+
+
+def gather(spots: Spots, wanted: Tensors, found: Tensors) -> tuple[Tensors, list[str]]:
+    """Our tensors out of their file, and all that is wrong with it. What has no spot stays as it was built."""
+    tensors, problems = dict(wanted), []
+    keys = {key for spot in spots.values() for key in (spot.key, spot.copy) if key is not None}
+    problems += [f"tensor {key} is missing" for key in keys - found.keys()]
+    problems += [f"tensor {key} is not expected" for key in found.keys() - keys]
+    for ours, spot in spots.items():
+        if spot.key not in found:
+            continue
+        whole = found[spot.key]
+        expected = _theirs(wanted[ours], spot.shares)
+        if tuple(whole.shape) != expected:
+            problems.append(f"tensor {spot.key} has shape {tuple(whole.shape)}, expected {expected}")
+            continue
+        if spot.copy in found and not torch.equal(found[spot.copy], whole):
+            problems.append(f"tensors {spot.key} and {spot.copy} should be the same")
+        tensors[ours] = whole.chunk(spot.shares)[spot.share].reshape(wanted[ours].shape)
+    return tensors, sorted(set(problems))
+
+
+def scatter(spots: Spots, tensors: Tensors) -> Tensors:
+    """Their file out of our tensors."""
+    shares: dict[str, dict[int, Tensor]] = {}
+    for ours, spot in spots.items():
+        mine = tensors[ours].detach().cpu()
+        for key in (spot.key, spot.copy):
+            if key is not None:
+                shares.setdefault(key, {})[spot.share] = mine.reshape(1) if mine.dim() == 0 else mine
+    return {key: torch.cat([parts[i] for i in sorted(parts)]).contiguous() for key, parts in shares.items()}
+
+
+def _theirs(mine: Tensor, shares: int) -> tuple[int, ...]:
+    """The shape of their tensor; they write a single number as a vector of one."""
+    if mine.dim() == 0:
+        return (1,)
+    return (mine.shape[0] * shares, *mine.shape[1:])

@@ -1,0 +1,53 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.learning.small import rows, save_bert, write_rows
+
+RUN = [sys.executable, "-W", "error::UserWarning:inlay", "-c", "from inlay.cli import main; main()"]
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    """A folder with a tiny host and rows, where all runs of these tests go."""
+    folder = tmp_path_factory.mktemp("place")
+    save_bert(folder / "bert")
+    write_rows(folder / "train.jsonl", rows(96))
+    write_rows(folder / "validation.jsonl", rows(40, seed=1))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def inlay_cli(place):
+    """Run `inlay …` as a process in that folder."""
+
+    def run(*words: str, code: int = 0, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        env = os.environ | {"INLAY_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*RUN, *words], cwd=place, env=env, input=stdin, capture_output=True, text=True, timeout=300)  # noqa: S603
+        assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+DATA = ("--host", "bert", "--train", "train.jsonl", "--validation", "validation.jsonl", "--batch-size", "16", "--epochs", "3", "--lr", "0.02")
+
+
+@pytest.fixture(scope="session")
+def trained(inlay_cli, place) -> Path:
+    """Two runs: inlays of two sizes."""
+    inlay_cli("train", *DATA, "--name", "a", "--options", "reduction=2", "--out", "runs/a")
+    inlay_cli("train", *DATA, "--name", "b", "--options", "reduction=4", "--quiet", "--out", "runs/b")
+    return place / "runs"
+
+
+@pytest.fixture(scope="session")
+def fused(inlay_cli, trained) -> Path:
+    told = inlay_cli("fuse", "runs/a", "runs/b", *DATA, "--name", "both", "--json", "--out", "runs/fused")
+    assert json.loads(told.stdout)["mode"] == "fusion"
+    return trained / "fused"

@@ -1,0 +1,140 @@
+"""What a user can get wrong: a clear message, exit code 2, nothing half written."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from inlay.cli import main
+from tests.cli.conftest import RUN
+from tests.learning.small import rows, write_rows
+
+
+@pytest.fixture
+def there(place, tmp_path, monkeypatch):
+    """An empty folder with the tiny host and rows in reach."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
+    for name in ("bert", "train.jsonl", "validation.jsonl"):
+        (tmp_path / name).symlink_to(place / name)
+    return tmp_path
+
+
+@pytest.fixture
+def mistake(capsys):
+    """Run `inlay …` in this process and hand back what it says when it leaves with exit code 2."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as left:
+            main(list(words))
+        assert left.value.code == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+TRAIN = ("train", "--host", "bert", "--validation", "validation.jsonl", "--out", "run", "--threads", "1", "--quiet")
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "message"),
+    [
+        (None, ("--text", "txet"), "no column 'txet'. Did you mean 'text'?"),
+        (None, ("--label", "lable"), "no column 'lable'. Did you mean 'label'?"),
+        (None, ("--batch-size", "1000"), "96 training rows are fewer than a batch of 1000"),
+        (None, ("--host", "no-such-host"), "no host 'no-such-host'"),
+        (None, ("--method", "pfeifer"), "unknown method 'pfeifer'. Did you mean 'pfeiffer'?"),
+        (None, ("--options", "reductoin=2"), "has no setting 'reductoin'. Did you mean 'reduction'?"),
+        (None, ("--options", "reduction"), "an option is name=value"),
+        (None, ("--epochs", "0"), "epochs"),
+        (None, ("--lables", "x"), "--lables"),
+        ("", (), "is empty"),
+        ('{"text": "a", "label": "x"}\n{"text"\n', (), "rows.jsonl, line 2"),
+        (b'{"text": "\xff", "label": "x"}\n', (), "line 1: byte 0xff is not UTF-8"),
+        ([*rows(20), {"text": "w1", "label": "odd"}], (), "single row of the class 'odd'"),
+        (rows(20)[::2], (), "only one class"),
+    ],
+)
+def test_mistakes_are_named(there, mistake, lines, flags, message):
+    file = there / "rows.jsonl"
+    if lines is None:
+        file = there / "train.jsonl"
+    elif isinstance(lines, list):
+        write_rows(file, lines)
+    else:
+        file.write_bytes(lines if isinstance(lines, bytes) else lines.encode())
+    assert message in mistake(*TRAIN, "--train", str(file), *flags)
+    assert not (there / "run" / "inlay").exists() and not (there / "run" / "config.yaml").exists()
+
+
+def test_all_errors_of_a_config_at_once(there, mistake):
+    (there / "job.yaml").write_text("hots: bert\nout: run\nepochs: -1\nlr: fast\nprecision: half\ntrain: train.jsonl\n")
+    told = mistake("train", "--config", "job.yaml")
+    assert "no setting 'hots'. Did you mean 'host'?" in told
+    assert all(name in told for name in ("epochs", "lr", "precision"))
+    told = mistake(*TRAIN, "--train", "train.jsonl", "--host", "nowhere", "--method", "none", "--text", "txet")
+    assert all(message in told for message in ("no host 'nowhere'", "unknown method 'none'", "no column 'txet'"))
+
+
+def test_a_label_that_training_did_not_see(there, mistake):
+    write_rows(there / "other.jsonl", [*rows(10), {"text": "w1", "label": "neutral"}])
+    words = [word if word != "validation.jsonl" else "other.jsonl" for word in TRAIN]
+    assert "other.jsonl, line 11: label 'neutral' was not seen in training" in mistake(*words, "--train", "train.jsonl")
+
+
+def test_verbs_and_paths_that_do_not_exist(there, mistake):
+    assert "Did you mean 'train'?" in mistake("trian")
+    assert "has no inlay.json" in mistake("eval", "bert")
+    assert "is not a folder" in mistake("predict", "nowhere", "text")
+    (there / "list.yaml").write_text("- a\n")
+    assert "must have settings" in mistake("train", "--config", "list.yaml")
+
+
+def test_a_run_folder_that_is_not_empty_or_in_use(there, mistake):
+    (there / "run").mkdir()
+    (there / "run" / "thesis.txt").write_text("three years of work")
+    assert "is not empty (it holds thesis.txt)" in mistake(*TRAIN, "--train", "train.jsonl")
+    assert (there / "run" / "thesis.txt").read_text() == "three years of work"
+    from inlay.learning.run import Run
+
+    with Run(there / "busy").held(fresh=True):
+        held = subprocess.run([*RUN, *TRAIN, "--train", "train.jsonl", "--out", "busy"], capture_output=True, text=True, cwd=there)  # noqa: S603
+    assert held.returncode == 2 and "is in use by another process" in held.stderr
+
+
+def test_a_full_disk_loses_nothing(there, capsys, monkeypatch):
+    from inlay.learning import state
+
+    written = []
+
+    def full(path, content):
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        written.append(path)
+        write(path, content)
+
+    write = state.write_whole
+    monkeypatch.setattr(state, "write_whole", full)
+    with pytest.raises(SystemExit) as left:
+        main([*TRAIN, "--train", "train.jsonl", "--epochs", "2", "--batch-size", "16", "--save-every", "1"])
+    assert left.value.code == 2 and "the disk is full" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.chdir(there)
+    main(["train", "--resume", "run", "--quiet"])
+    assert json.loads((there / "run" / "run.json").read_text())["status"] == "finished"
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(there):
+    words = [*RUN, *TRAIN[:-1], "--train", "train.jsonl", "--batch-size", "8", "--epochs", "500", "--patience", "0", "--eval-every", "6000"]
+    process = subprocess.Popen(words, cwd=there, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    while not (there / "run" / "checkpoint.safetensors").exists():
+        assert process.poll() is None and time.sleep(0.1) is None
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "To go on: inlay train --resume run" in told
+    assert json.loads((there / "run" / "run.json").read_text())["status"] == "interrupted"
