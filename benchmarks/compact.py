@@ -22,7 +22,6 @@ import inlay
 from inlay.methods.phm import Order, cheapest, contract
 
 
-
 def factors(n: int, k: int, d: int) -> list[Tensor]:
     return [torch.randn(shape, requires_grad=True) for shape in ((n, n, n), (n, k // n, 1), (n, 1, d // n), (d,))]
 
@@ -65,12 +64,18 @@ def compacter(host: Any) -> None:
 
 
 def compacter_plus_plus(host: Any) -> None:
-    inlay.add(host, "task", inlay.CompacterPlusPlus(reads="normed", activation="gelu", before_dropout=False), norms=False)
+    inlay.add(
+        host, "task", inlay.CompacterPlusPlus(reads="normed", activation="gelu", before_dropout=False), norms=False
+    )
     inlay.train(host, "task")
 
 
 def main() -> int:
-    cases: dict[str, Builder] = {**bare_cases(), **phases("compacter", compacter), **phases("compacter++", compacter_plus_plus)}
+    cases: dict[str, Builder] = {
+        **bare_cases(),
+        **phases("compacter", compacter),
+        **phases("compacter++", compacter_plus_plus),
+    }
     shapes = [(4, 24), (4, 48), (8, 48), (12, 48)]
     for n, b in shapes:
         cases |= module_cases(n, b)

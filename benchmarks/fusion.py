@@ -3,7 +3,7 @@
     python benchmarks/fusion.py --peer-python PEER/bin/python
     python benchmarks/fusion.py --peer-python PEER/bin/python --members 1 2 4 8 16 32 64 --plot docs/fusion-cost
 
-The column at the end says how far a forward is from its arithmetic: 12 D² multiply-adds per token and layer in the host,
+The last column says how far a forward is from its arithmetic: 12 D² multiply-adds per token and layer in the host,
 and D² + 3 D N b in a fusion whose query and keys are folded into one D × D matrix. Folding them on into the members'
 rows, as evaluation here does, needs 3 D N b only, so a small fusion may cost less than that bound.
 """
@@ -51,7 +51,9 @@ def plot(rows: list[Row], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
-    for axes, phase, title in zip(figure.subplots(1, 2), ("forward", "step"), ("forward", "training step"), strict=True):
+    for axes, phase, title in zip(
+        figure.subplots(1, 2), ("forward", "step"), ("forward", "training step"), strict=True
+    ):
         mine = [row for row in rows if row.what == "time" and row.case.endswith(phase)]
         counts = [int(row.case.split(":")[1]) for row in mine]
         for side, label in (("ours", "inlay"), ("peers", "adapters")):

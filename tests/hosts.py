@@ -6,10 +6,25 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 50, "pad_token_id": 0}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 50,
+    "pad_token_id": 0,
+}
 GROUPED = SMALL | {"num_key_value_heads": 1, "head_dim": 8, "bos_token_id": 2, "eos_token_id": 1}
 CAUSAL = SMALL | {"bos_token_id": 2, "eos_token_id": 1}
-T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50, "decoder_start_token_id": 0}
+T5 = {
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_heads": 2,
+    "vocab_size": 50,
+    "decoder_start_token_id": 0,
+}
 BART = {
     "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
     "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 50, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,

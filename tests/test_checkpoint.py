@@ -58,7 +58,9 @@ def test_in_a_fresh_process(saved: Path) -> None:
         "import sys, torch, inlay; from tests.hosts import classifier, logits; torch.set_num_threads(1)\n"
         f"host = classifier(); inlay.load(host, {str(saved)!r}); inlay.activate(host, 'rte'); print(logits(host).tolist())"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
+    )
     host = classifier()
     inlay.load(host, saved)
     inlay.activate(host, "rte")
@@ -115,9 +117,11 @@ def test_missing_cut_and_pickled_files(saved: Path, tmp_path: Path) -> None:
     (saved / "weights.safetensors").unlink()
     with pytest.raises(inlay.CheckpointError, match=r"weights\.safetensors is missing"):
         inlay.load(classifier(), saved)
+
     class Bomb:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "exploded"),)
+
     (saved / "weights.safetensors").write_bytes(pickle.dumps(Bomb()))
     rewrite(saved, files={"weights.safetensors": checkpoint._digest(saved / "weights.safetensors")})
     with pytest.raises(inlay.CheckpointError, match="not a safetensors file"):
@@ -138,7 +142,15 @@ def test_all_mismatches_at_once(saved: Path) -> None:
     with pytest.raises(inlay.CheckpointError) as caught:
         inlay.load(other, saved)
     message = str(caught.value)
-    for part in ("family 'bert'", "hidden_size 16", "{'encoder': 2}", "heads 2", "nothing was changed", "(4, 16), expected (4, 32)", "encoder.2"):
+    for part in (
+        "family 'bert'",
+        "hidden_size 16",
+        "{'encoder': 2}",
+        "heads 2",
+        "nothing was changed",
+        "(4, 16), expected (4, 32)",
+        "encoder.2",
+    ):
         assert part in message
     assert untouched(other)
 
@@ -194,9 +206,13 @@ def test_a_failing_save_leaves_the_old_one(saved: Path, step: str, monkeypatch: 
 
     if step == "rename":
         real, calls = Path.rename, []
-        monkeypatch.setattr(Path, "rename", lambda a, b: fail() if (calls.append(a) or ".new-" in a.name) else real(a, b))
+        monkeypatch.setattr(
+            Path, "rename", lambda a, b: fail() if (calls.append(a) or ".new-" in a.name) else real(a, b)
+        )
     else:
-        monkeypatch.setattr(*((checkpoint.safetensors.torch, step) if step == "save_file" else (checkpoint, step)), fail)
+        monkeypatch.setattr(
+            *((checkpoint.safetensors.torch, step) if step == "save_file" else (checkpoint, step)), fail
+        )
     with pytest.raises(OSError, match="No space"):
         inlay.save(host, "rte", saved)
     monkeypatch.undo()
@@ -227,4 +243,3 @@ def test_killed_at_any_moment(saved: Path) -> None:
         inlay.load(other, saved)
         inlay.activate(other, "rte")
         assert any(torch.equal(logits(other), state) for state in states)
-

@@ -167,7 +167,7 @@ def test_pickle_and_deepcopy_of_an_active_host() -> None:
     wanted = logits(host)
     stream = io.BytesIO()
     pickle.dump(host, stream)
-    for twin in (pickle.loads(stream.getvalue()), copy.deepcopy(host)):  # noqa: S301 - written a line above
+    for twin in (pickle.loads(stream.getvalue()), copy.deepcopy(host)):
         assert torch.equal(logits(twin), wanted)
         inlay.activate(twin, "a")
         assert not torch.equal(logits(twin), wanted)

@@ -111,7 +111,14 @@ def test_own_norms_act_only_while_active() -> None:
 def test_albert_is_refused_with_the_reason() -> None:
     import transformers as hf
 
-    config = hf.AlbertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=50, embedding_size=8)
+    config = hf.AlbertConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        vocab_size=50,
+        embedding_size=8,
+    )
     with pytest.raises(inlay.AnatomyError, match="one layer's weights several times"):
         inlay.add(hf.AlbertModel(config), "a", inlay.Pfeiffer(size=2))
 

@@ -53,7 +53,9 @@ def pour(host: hf.PreTrainedModel, name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("family", HOSTS)
 def test_the_bare_host_is_the_same(family: str) -> None:
-    torch.testing.assert_close(golden_logits(golden_host(family), family), golden_inputs(family)["bare"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        golden_logits(golden_host(family), family), golden_inputs(family)["bare"], atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("family", HOSTS)

@@ -36,7 +36,9 @@ def test_average_with_own_norms_in_one_part_only(host) -> None:
 
 def test_stack_of_one_and_order(host) -> None:
     assert torch.equal(with_setup(host, inlay.Stack("a")), with_setup(host, "a"))
-    assert not torch.allclose(with_setup(host, inlay.Stack("a", "b")), with_setup(host, inlay.Stack("b", "a")), atol=1e-4)
+    assert not torch.allclose(
+        with_setup(host, inlay.Stack("a", "b")), with_setup(host, inlay.Stack("b", "a")), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("nested", [
@@ -58,7 +60,9 @@ def test_nesting_equals_each_row_alone(host, nested) -> None:
 
     mixed = with_setup(host, nested, batch())
     for i in range(3):
-        torch.testing.assert_close(with_setup(host, at(nested, i), row(batch(), i)), mixed[i : i + 1], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            with_setup(host, at(nested, i), row(batch(), i)), mixed[i : i + 1], atol=1e-5, rtol=1e-4
+        )
 
 
 def test_rows_group_their_inlays(host) -> None:

@@ -47,14 +47,18 @@ FIRST_WORD = 3  # ids below are padding, start and end in one host or another
 SPREAD, HOST_SPREAD = 0.3, 0.2  # with more, the hosts' own softmaxes are one-hot
 CLEARLY_DIFFERENT = 1e-2
 
-BERT = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=3)
-SPECIAL = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)  # where the family's defaults do not fit the vocabulary
+BERT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3}
+SPECIAL = {
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # where the defaults are outside the vocabulary
 HOSTS: dict[str, dict[str, Any]] = {
     "bert": dict(BERT, max_position_embeddings=32),
     "roberta": dict(BERT, max_position_embeddings=32),
     "gpt2": dict(n_embd=24, n_layer=2, n_head=2, n_inner=32, n_positions=32, num_labels=3, **SPECIAL),
     # Tied embeddings, because transformers 5 ties those of every T5.
-    "t5": dict(d_model=24, num_layers=2, num_heads=2, d_kv=12, d_ff=32, decoder_start_token_id=0),
+    "t5": {"d_model": 24, "num_layers": 2, "num_heads": 2, "d_kv": 12, "d_ff": 32, "decoder_start_token_id": 0},
     # One key-value head for two query heads, so that the outputs of q and v differ in size.
     "llama": dict(BERT, num_key_value_heads=1, max_position_embeddings=32, **SPECIAL),
 }

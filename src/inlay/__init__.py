@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from inlay.fusions import Collapse, add_fusion, collapse, penalty, prune
     from inlay.heads import Head
     from inlay.host import activate, activated, active, add, freeze, remove, strip, summary, train
+    from inlay.interop import export
     from inlay.methods import (
         METHODS,
         PHM,
@@ -42,14 +43,27 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "inlay.host": ("activate", "activated", "active", "add", "freeze", "remove", "strip", "summary", "train"),
     "inlay.checkpoint": ("load", "save"),
+    "inlay.interop": ("export",),
     "inlay.fusions": ("Collapse", "add_fusion", "collapse", "penalty", "prune"),
     "inlay.analysis.activations": ("FusionActivations", "fusion_activations"),
     "inlay.analysis.plots": ("plot_fusion",),
     "inlay.setup": ("Average", "Fuse", "Rows", "Setup", "Stack"),
     "inlay.heads": ("Head",),
     "inlay.methods": (
-        "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop",
-        "PHM", "Compacter", "CompacterPlusPlus", "LowRank", "BitFit", "LoRA", "Mixture",
+        "METHODS",
+        "Method",
+        "Houlsby",
+        "Pfeiffer",
+        "Parallel",
+        "Bapna",
+        "AdapterDrop",
+        "PHM",
+        "Compacter",
+        "CompacterPlusPlus",
+        "LowRank",
+        "BitFit",
+        "LoRA",
+        "Mixture",
     ),
     "inlay.mixtures": ("MixtureLoss", "average", "ensemble", "fold", "merge", "mixture_loss", "routing", "unfold"),
     "inlay.parameters": ("count",),
@@ -57,7 +71,7 @@ _PUBLIC = {
     "inlay.errors": ("AnatomyError", "CheckpointError", "ConfigError", "InlayError", "NamingError", "SetupError"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-__all__ = sorted(_HOME)  # noqa: PLE0605 - the names above, which a type checker sees through TYPE_CHECKING
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ Names are relative to the layer, the layers to `host.base_model`, which every tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,10 @@ class Projection:
         return d_in, d_out // self.parts
 
 
+Roles = dict[str, tuple[Projection, ...]]
+"""Projections by their role: q, k, v, o, ffn_in …"""
+
+
 @dataclass(frozen=True)
 class Layers:
     """A stack of layers: where its list is, and what is where in each layer."""
@@ -97,24 +101,28 @@ class Place:
     """Attention heads, where a fused projection alternates head by head."""
 
 
-def _projections(q: str, k: str, v: str, o: str, ffn_in: str | tuple[str, ...], ffn_out: str, cross: str = "") -> dict:
-    """Roles to paths; `cross` is the prefix that replaces the self-attention's prefix in cross-attention."""
+def _projections(attention: Iterable[str], ffn_in: str | tuple[str, ...], ffn_out: str, cross: str = "") -> Roles:
+    """q, k, v and o by their paths; `cross` is the prefix that replaces the self-attention's in cross-attention."""
     several = (ffn_in,) if isinstance(ffn_in, str) else ffn_in
-    table = {role: (Projection(path),) for role, path in {"q": q, "k": k, "v": v, "o": o}.items()}
+    table = {role: (Projection(path),) for role, path in zip("qkvo", attention, strict=True)}
     if cross:
         table |= {f"cross_{r}": (Projection(f"{cross}.{p[0].path.rpartition('.')[2]}"),) for r, p in table.items()}
     return table | {"ffn_in": tuple(map(Projection, several)), "ffn_out": (Projection(ffn_out),)}
 
 
-def _fused(qkv: str, o: str, ffn_in: str, ffn_out: str, per_head: bool = False) -> dict:
-    parts = {role: (Projection(qkv, i, 3, per_head),) for i, role in enumerate("qkv")}
+def _fused(qkv: str, o: str, ffn_in: str, ffn_out: str, per_head: bool = False) -> Roles:
+    parts: Roles = {role: (Projection(qkv, i, 3, per_head),) for i, role in enumerate("qkv")}
     return parts | {"o": (Projection(o),), "ffn_in": (Projection(ffn_in),), "ffn_out": (Projection(ffn_out),)}
 
 
 def _bert(q: str = "query", k: str = "key", v: str = "value", not_norms: tuple[str, ...] = ()) -> Family:
-    attention = Branch("attention.output.dropout", ("attention.output", 1), "attention.output.LayerNorm", "attention.output.dense")
+    attention = Branch(
+        "attention.output.dropout", ("attention.output", 1), "attention.output.LayerNorm", "attention.output.dense"
+    )
     ffn = Branch("output.dropout", ("output", 1), "output.LayerNorm", "output.dense")
-    roles = _projections(*(f"attention.self.{x}" for x in (q, k, v)), "attention.output.dense", "intermediate.dense", "output.dense")
+    roles = _projections(
+        [*(f"attention.self.{x}" for x in (q, k, v)), "attention.output.dense"], "intermediate.dense", "output.dense"
+    )
     return Family({"encoder": Layers("encoder.layer", attention, ffn, roles)}, not_norms)
 
 
@@ -125,7 +133,7 @@ def _llama(path: str = "layers") -> Family:
 
 
 _LLAMA_PROJECTIONS = _projections(
-    *(f"self_attn.{x}_proj" for x in "qkvo"), ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"
+    [f"self_attn.{x}_proj" for x in "qkvo"], ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"
 )  # fmt: skip
 
 
@@ -139,7 +147,7 @@ def _gemma() -> Family:
 def _t5() -> Family:
     def stack(name: str, ffn: str, cross: str) -> Layers:
         roles = _projections(
-            *(f"layer.0.SelfAttention.{x}" for x in "qkvo"),
+            [f"layer.0.SelfAttention.{x}" for x in "qkvo"],
             tuple(f"{ffn}.DenseReluDense.{x}" for x in ("wi", "wi_0", "wi_1")), f"{ffn}.DenseReluDense.wo", cross,
         )  # fmt: skip
         return Layers(
@@ -149,7 +157,9 @@ def _t5() -> Family:
             roles,
         )
 
-    return Family({"encoder": stack("encoder", "layer.1", ""), "decoder": stack("decoder", "layer.2", "layer.1.EncDecAttention")})
+    return Family(
+        {"encoder": stack("encoder", "layer.1", ""), "decoder": stack("decoder", "layer.2", "layer.1.EncDecAttention")}
+    )
 
 
 def _bart() -> Family:
@@ -158,7 +168,7 @@ def _bart() -> Family:
     ffn = Branch("fc2", ("fc1", 0), "final_layer_norm")
 
     def stack(name: str, cross: str = "") -> Layers:
-        roles = _projections(*(f"self_attn.{x}_proj" for x in ("q", "k", "v", "out")), "fc1", "fc2", cross)
+        roles = _projections([f"self_attn.{x}_proj" for x in ("q", "k", "v", "out")], "fc1", "fc2", cross)
         return Layers(f"{name}.layers", attention, ffn, roles)
 
     return Family({"encoder": stack("encoder"), "decoder": stack("decoder", "encoder_attn")})
@@ -166,7 +176,7 @@ def _bart() -> Family:
 
 def _opt(config: Any) -> Family:
     """OPT is pre-LN in every size but 350m."""
-    roles = _projections(*(f"self_attn.{x}_proj" for x in ("q", "k", "v", "out")), "fc1", "fc2")
+    roles = _projections([f"self_attn.{x}_proj" for x in ("q", "k", "v", "out")], "fc1", "fc2")
     if config.do_layer_norm_before:
         attention = Branch("self_attn.out_proj", ("self_attn_layer_norm", 0))
         ffn = Branch("fc2", ("final_layer_norm", 0))
@@ -186,13 +196,13 @@ FAMILIES: dict[str, Family] = {
         "encoder.layer",
         Branch("attention.dropout", ("attention.attn", 0), "attention.LayerNorm", "attention.attn.o"),
         Branch("output.dropout", ("output", 1), "output.LayerNorm", "output.dense"),
-        _projections(*(f"attention.attn.{x}" for x in "qkvo"), "intermediate.dense", "output.dense"),
+        _projections([f"attention.attn.{x}" for x in "qkvo"], "intermediate.dense", "output.dense"),
     )}),
     "distilbert": Family({"encoder": Layers(
         "transformer.layer",
         Branch("attention.out_lin", ("attention", 0), "sa_layer_norm"),
         Branch("ffn", ("ffn", 0), "output_layer_norm", "ffn.lin2"),
-        _projections(*(f"attention.{x}_lin" for x in ("q", "k", "v", "out")), "ffn.lin1", "ffn.lin2"),
+        _projections([f"attention.{x}_lin" for x in ("q", "k", "v", "out")], "ffn.lin1", "ffn.lin2"),
     )}),
     "modernbert": Family({"encoder": Layers(
         "layers",
@@ -225,7 +235,7 @@ FAMILIES: dict[str, Family] = {
         "layers",
         Branch("self_attn.dense", ("input_layernorm", 0)),
         Branch("mlp", ("input_layernorm", 0)),
-        _projections(*(f"self_attn.{x}" for x in ("q_proj", "k_proj", "v_proj", "dense")), "mlp.fc1", "mlp.fc2"),
+        _projections([f"self_attn.{x}" for x in ("q_proj", "k_proj", "v_proj", "dense")], "mlp.fc1", "mlp.fc2"),
     )}),
 }  # fmt: skip
 _BY_CONFIG = {"opt": _opt}
@@ -348,7 +358,9 @@ def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, la
         for projection in there:
             name = role if len(there) == 1 else f"{role}.{projection.path.rpartition('.')[2]}"
             heads = host.config.num_attention_heads if projection.per_head else 1
-            yield Place(f"{stack}.{index}.{name}", role, at(projection.path), stack, index, projection=projection, heads=heads)
+            yield Place(
+                f"{stack}.{index}.{name}", role, at(projection.path), stack, index, projection=projection, heads=heads
+            )
     for path, role in _whole_modules(layers).items():
         yield Place(f"{stack}.{index}.{role}", role, at(path), stack, index, projection=Projection(path))
 
@@ -386,7 +398,11 @@ def norm_modules(host: nn.Module) -> list[str]:
 
 def biased_modules(host: nn.Module) -> list[str]:
     """Every module whose output has a bias added; in a host without any (T5, Llama), its linear maps and norms."""
-    leaves = [(name, module) for name, module in host.named_modules() if isinstance(getattr(module, "weight", None), nn.Parameter)]
+    leaves = [
+        (name, module)
+        for name, module in host.named_modules()
+        if isinstance(getattr(module, "weight", None), nn.Parameter)
+    ]
     biased = [name for name, module in leaves if isinstance(getattr(module, "bias", None), nn.Parameter)]
     if any(not name.startswith("classif") for name in biased):
         return biased

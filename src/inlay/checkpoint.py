@@ -16,6 +16,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +64,23 @@ def save(
     return write(Path(path), manifest, tensors, card(manifest, tensors))
 
 
-def load(host: nn.Module, path: str | os.PathLike[str], *, name: str | None = None, any_members: bool = False) -> str:
+def load(
+    host: nn.Module, path: str | os.PathLike[str], *, name: str | None = None, any_members: bool = False, pickled: bool = False
+) -> str | Any:  # fmt: skip
     """Set a saved inlay into a host, under its own or another name; returns the name. All mismatches are reported at once.
 
-    A fusion needs its members on the host, and the very ones it was trained with unless `any_members` is set.
+    Folders of `adapters` and `peft` are known by their files and read too; a whole setup of `adapters` returns the
+    setup to activate instead of a name.
+    any_members: a fusion needs its members on the host, and the very ones it was trained with unless this is set.
+    pickled:     also read the `.bin` files of those libraries, as tensors only: nothing in them is executed.
     """
     model, folder = bare(host), Path(path)
+    settle(folder)
+    if not (folder / MANIFEST).exists():
+        from inlay import interop  # it is built on this module
+
+        if (read_foreign := interop.reader_of(folder)) is not None:
+            return read_foreign(model, folder, name, pickled)
     manifest, tensors = read(folder)
     name = str(manifest["name"]) if name is None else name
     free_name(model, name)
@@ -83,10 +96,14 @@ def load(host: nn.Module, path: str | os.PathLike[str], *, name: str | None = No
         if inlay is not None:
             problems += tensor_mismatches(inlay.tensors(), tensors)
         if problems or inlay is None:
-            raise CheckpointError(f"{folder} does not fit this host; nothing was changed:\n" + "\n".join(f"  - {p}" for p in problems))
+            raise misfit(folder, problems)
         pour(inlay, tensors)
         inlays.admit(model, inlay)
     return name
+
+
+def misfit(folder: Path, problems: list[str]) -> CheckpointError:
+    return CheckpointError(f"{folder} does not fit this host; nothing was changed:\n" + "\n".join(f"  - {p}" for p in problems))
 
 
 def pour(inlay: Inlay, tensors: dict[str, Tensor]) -> None:
@@ -146,18 +163,30 @@ def tensor_mismatches(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> li
 
 def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], text: str) -> Path:
     """The folder, complete on disk before it has its name."""
-    folder = Path(os.path.abspath(folder))
-    if folder.exists() and not (folder / MANIFEST).exists() and (folder.is_file() or any(folder.iterdir())):
-        raise CheckpointError(f"{folder} exists and is not an inlay; it is left as it is. Choose another folder.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    settle(folder)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
-    try:
+    with replacing(folder, (MANIFEST,)) as temporary:
         (temporary / CARD).write_text(text, encoding="utf-8")
         safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
         whole = manifest | {"files": {WEIGHTS: _digest(temporary / WEIGHTS)}}
         whole["sha256"] = digest_of(whole)
         (temporary / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return Path(os.path.abspath(folder))
+
+
+@contextmanager
+def replacing(folder: Path, known_by: tuple[str, ...]) -> Iterator[Path]:
+    """A temporary folder that takes `folder`'s name at the end of the block, flushed to disk, whole or not at all.
+
+    known_by: an old folder is replaced only if it has one of these files.
+    """
+    folder = Path(os.path.abspath(folder))
+    known = any((folder / file).exists() for file in known_by)
+    if folder.exists() and not known and (folder.is_file() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} exists and is not an inlay; it is left as it is. Choose another folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    settle(folder)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
+    try:
+        yield temporary
         for file in (*temporary.iterdir(), temporary):
             _flush(file)
         temporary.chmod(0o755)
@@ -170,7 +199,6 @@ def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], te
         settle(folder)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return folder
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -201,12 +229,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     file = folder / MANIFEST
     if not file.is_file():
         raise CheckpointError(_not_an_inlay(folder))
-    try:
-        if file.stat().st_size > LARGEST_MANIFEST:
-            raise ValueError("it is larger than a manifest can be")
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not readable JSON: {error}") from None
+    manifest = read_json(file)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
         raise CheckpointError(f"{file} is not a manifest of Inlay.")
     if manifest["format"] > FORMAT:
@@ -219,6 +242,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest["name"], str) or not NAME.fullmatch(manifest["name"]):
         raise NamingError(f"{file} names its inlay {manifest['name']!r}, which cannot be a name.")
     return manifest
+
+
+def read_json(file: Path) -> Any:
+    """What a small JSON file holds."""
+    try:
+        if file.stat().st_size > LARGEST_MANIFEST:
+            raise ValueError("it is larger than a manifest can be")
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not readable JSON: {error}") from None
 
 
 def digest_of(manifest: dict[str, Any]) -> str:

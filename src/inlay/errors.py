@@ -31,7 +31,7 @@ class CheckpointError(InlayError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """" Did you mean 'x'?", or the known words when none is near."""
+    """ " Did you mean 'x'?", or the known words when none is near."""
     known = sorted(known)
     close = get_close_matches(word, known, n=1, cutoff=0.6)
     if close:

@@ -1,4 +1,4 @@
-"""What a user does with fusions: add, penalise, prune, collapse. Saving, loading and activating are those of every inlay."""
+"""What a user does with fusions: add, penalise, prune, collapse. The rest is as for every inlay."""
 
 from __future__ import annotations
 
@@ -44,14 +44,24 @@ def add_fusion(
     _check_members(inlays, members)
     sites = tuple(_common_places(inlays, members, tuple(leave_out)))
     method = Fusion(
-        members=members, sites=sites, query=query, value=value, temperature=temperature, dropout=dropout, strength=strength, subset=subset
+        members=members,
+        sites=sites,
+        query=query,
+        value=value,
+        temperature=temperature,
+        dropout=dropout,
+        strength=strength,
+        subset=subset,
     )
     if subset is not None and subset > len(members):
         raise ConfigError(f"subset is {subset}, but there are {len(members)} members")
     start = _target(inlays, members, target)
     if not norms and any(inlays[member].norms for member in members):
         owners = ", ".join(member for member in members if inlays[member].norms)
-        warnings.warn(f"{owners}: own norms do not act inside a fusion. norms=True gives the fusion a copy of the target's.", stacklevel=2)
+        warnings.warn(
+            f"{owners}: own norms do not act inside a fusion. norms=True gives the fusion a copy of the target's.",
+            stacklevel=2,
+        )
     inlay = Inlay(name, method, head or start.head, norms).fill(model, inlays.anatomy)
     kinds = (["norm"] if norms else []) + (["head"] if head is None else [])
     for place in inlays.anatomy.of_kind(*kinds) if kinds else ():
@@ -67,10 +77,16 @@ def _check_members(inlays: Inlays, members: tuple[str, ...]) -> None:
     for member in members:
         method = inlays[member].method
         if isinstance(method, Fusion):
-            raise SetupError(f"{member!r} is itself a fusion. Fuse its members {', '.join(method.members)}, or collapse it first.")
+            raise SetupError(
+                f"{member!r} is itself a fusion. Fuse its members {', '.join(method.members)}, or collapse it first."
+            )
         if isinstance(method, Mixture):
             raise SetupError(f"{member!r} is a mixture. Merge it first: inlay.merge(host, {member!r}).")
-        forms = [hasattr(part, "form") for key, part in inlays[member].parts.items() if _changes(inlays.anatomy.places[key.replace(":", ".")])]
+        forms = [
+            hasattr(part, "form")
+            for key, part in inlays[member].parts.items()
+            if _changes(inlays.anatomy.places[key.replace(":", ".")])
+        ]
         if not forms or not all(forms):
             raise SetupError(f"{member!r} ({method.kind}) has no bottleneck that a fusion could mix.")
 
@@ -85,8 +101,13 @@ def _common_places(inlays: Inlays, members: tuple[str, ...], leave_out: tuple[La
     anatomy.check_layers(leave_out)
     where = [{p for p in inlays[m].place_ids() if _changes(anatomy.places[p])} for m in members]
     everywhere = set.union(*where)
-    if len(members) > 1 and not any(a & b for i, a in enumerate(map(_plain, where)) for b in map(_plain, where[i + 1 :])):
-        acts = "; ".join(f"{m} at {', '.join(sorted({anatomy.places[p].kind for p in w}))}" for m, w in zip(members, where, strict=True))
+    if len(members) > 1 and not any(
+        a & b for i, a in enumerate(map(_plain, where)) for b in map(_plain, where[i + 1 :])
+    ):
+        acts = "; ".join(
+            f"{m} at {', '.join(sorted({anatomy.places[p].kind for p in w}))}"
+            for m, w in zip(members, where, strict=True)
+        )
         raise SetupError(f"the members have no place in common: {acts}.")
     chosen = {p for p in everywhere if not (p.endswith(".raw") and p.removesuffix(".raw") in everywhere)}
     places = [place for place in anatomy.places.values() if place.id in chosen and in_layers(place, leave_out) is None]
@@ -118,10 +139,10 @@ def penalty(host: nn.Module) -> Tensor:
 
 
 def prune(
-    host: nn.Module, fusion: str, activations: FusionActivations, *, name: str, keep: int | None = None, threshold: float | None = None,
-    per_layer: bool = False,
+    host: nn.Module, fusion: str, activations: FusionActivations, *, name: str,
+    keep: int | None = None, threshold: float | None = None, per_layer: bool = False,
 ) -> None:  # fmt: skip
-    """A smaller fusion beside the old one: the `keep` most active members, or those above a mean weight, overall or per layer."""
+    """A smaller fusion beside the old one: its `keep` most active members, or those above a mean weight."""
     model, inlays = bare(host), inlays_of(host)
     free_name(model, name)
     old = inlays[fusion]
@@ -135,16 +156,25 @@ def prune(
 
     def most(weights: Mapping[str, float]) -> tuple[str, ...]:
         ranked = sorted(weights, key=lambda m: -weights[m])
-        kept = ranked[:keep] if keep is not None else [m for m in ranked if weights[m] >= (threshold or 0)] or ranked[:1]
+        kept = (
+            ranked[:keep] if keep is not None else [m for m in ranked if weights[m] >= (threshold or 0)] or ranked[:1]
+        )
         return tuple(m for m in method.members if m in kept)
 
     if per_layer:
-        kept = {site: most({m: w for m, w in activations.by_member(site).items() if m in method.at(site)}) for site in method.sites}
+        kept = {
+            site: most({m: w for m, w in activations.by_member(site).items() if m in method.at(site)})
+            for site in method.sites
+        }
         members = tuple(m for m in method.members if any(m in left for left in kept.values()))
         smaller = method.model_copy(update={"members": members, "kept": kept})
     else:
         members = most(activations.overall())
-        left = None if method.kept is None else {site: tuple(m for m in method.at(site) if m in members) for site in method.sites}
+        left = (
+            None
+            if method.kept is None
+            else {site: tuple(m for m in method.at(site) if m in members) for site in method.sites}
+        )
         smaller = method.model_copy(update={"members": members, "kept": left})
     if smaller.subset is not None:
         smaller = smaller.model_copy(update={"subset": min(smaller.subset, len(members))})
@@ -177,15 +207,22 @@ def collapse(host: nn.Module, fusion: str, batches: Iterable[Mapping[str, Any]],
         raise SetupError(f"{fusion!r} cannot be one bottleneck: its members read and act differently ({alike}).")
     reads, activation = kinds.pop()
     if reads not in ("output", "residual", "stream", "normed"):
-        raise SetupError(f"{fusion!r} cannot be one bottleneck: its members read {reads!r}, for which there is no plain method.")
+        raise SetupError(
+            f"{fusion!r} cannot be one bottleneck: its members read {reads!r}, for which there is no plain method."
+        )
     places = {site: inlays.anatomy.places[site] for site in method.sites}
-    wide = Wide(
-        reads=reads, activation=activation, before_dropout=all(p.kind.endswith(".raw") for p in places.values()),
-        sites=tuple(dict.fromkeys(p.kind.removesuffix(".raw") for p in places.values())),
-        size={site.rpartition("." + places[site].kind)[0]: sum(f.down.shape[0] for f in found.values()) for site, found in forms.items()}
-        | {"default": 1},
-        leave_out=_missing_layers(inlays.anatomy, places.values()),
-    )  # fmt: skip
+    size: dict[str, int] = {"default": 1}
+    for site, found in forms.items():
+        size[f"{places[site].stack}.{places[site].layer}"] = sum(form.down.shape[0] for form in found.values())
+    settings: dict[str, Any] = {
+        "reads": reads,
+        "activation": activation,
+        "sites": tuple(dict.fromkeys(place.kind.removesuffix(".raw") for place in places.values())),
+        "size": size,
+        "before_dropout": all(place.kind.endswith(".raw") for place in places.values()),
+        "leave_out": _missing_layers(inlays.anatomy, places.values()),
+    }
+    wide = Wide(**settings)
     inlay = Inlay(name, wide, old.head, old.norms).fill(model, inlays.anatomy)
     if set(inlay.place_ids()) - {p.id for p in inlays.anatomy.of_kind("norm", "head")} != set(method.sites):
         raise SetupError(f"{fusion!r} acts at different branches in different layers, which no plain method does")
@@ -208,7 +245,9 @@ def _forms(inlays: Inlays, method: Fusion, site: str) -> dict[str, Form]:
 
 def _missing_layers(anatomy: Anatomy, places: Iterable[Place]) -> tuple[str, ...]:
     there = {f"{place.stack}.{place.layer}" for place in places}
-    return tuple(f"{stack}.{i}" for stack, depth in anatomy.depth.items() for i in range(depth) if f"{stack}.{i}" not in there)
+    return tuple(
+        f"{stack}.{i}" for stack, depth in anatomy.depth.items() for i in range(depth) if f"{stack}.{i}" not in there
+    )
 
 
 def _pour_mean(adapter: Any, layer: Any, forms: Mapping[str, Form], weights: Mapping[str, float]) -> None:
@@ -225,4 +264,3 @@ def fusion_method(inlay: Inlay) -> Fusion:
     if not isinstance(inlay.method, Fusion):
         raise SetupError(f"{inlay.name!r} is a {inlay.method.kind} inlay, not a fusion")
     return inlay.method
-

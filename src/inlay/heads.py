@@ -1,7 +1,7 @@
 """Heads of an inlay's own: a copy of the host's with other labels, or one that pools the hidden states itself.
 
-    Head(labels=["yes", "no"])                              a copy of the host's head with two outputs
-    Head(labels=3, pooling="mean", layers=2)                mean over real tokens ── [dropout, D→D, tanh] ── dropout, D→3
+Head(labels=["yes", "no"])                              a copy of the host's head with two outputs
+Head(labels=3, pooling="mean", layers=2)                mean over real tokens ── [dropout, D→D, tanh] ── dropout, D→3
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str,
     """The modules of an own head by the place they stand in for."""
     kind = type(host).__name__
     if not anatomy.head:
-        raise ConfigError(f"{kind} has no head. Load the host with AutoModelForSequenceClassification or another model with a head.")
+        raise ConfigError(
+            f"{kind} has no head. Load the host with AutoModelForSequenceClassification or another model with a head."
+        )
     ids = [place.id for place in anatomy.of_kind("head")]
     if head.pooling is None:
         copies = [bare_copy(host.get_submodule(path)) for path in anatomy.head]
@@ -130,21 +132,29 @@ def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str,
             f"pooling={head.pooling!r} gives one vector per text, but {kind} needs one per token. "
             f"Leave pooling out to copy the host's own head, or use AutoModelForSequenceClassification."
         )
-    outputs = len(head.names) if head.names is not None else _last_linear(host.get_submodule(anatomy.head[-1]), kind)[1].out_features
+    outputs = (
+        len(head.names)
+        if head.names is not None
+        else _last_linear(host.get_submodule(anatomy.head[-1]), kind)[1].out_features
+    )
     return {ids[-1]: PooledHead(anatomy.width, outputs, head)}
 
 
 def _last_linear(module: nn.Module, kind: str) -> tuple[str, nn.Linear]:
     found = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.Linear)]
     if not found:
-        raise ConfigError(f"the head of {kind} ends in {type(module).__name__}, which has no linear layer to give other labels.")
+        raise ConfigError(
+            f"the head of {kind} ends in {type(module).__name__}, which has no linear layer to give other labels."
+        )
     return found[-1]
 
 
 def _with_outputs(module: nn.Module, outputs: int, kind: str) -> nn.Module:
     """The copied head with a fresh last layer of that many outputs."""
     name, old = _last_linear(module, kind)
-    new = nn.Linear(old.in_features, outputs, bias=old.bias is not None, device=old.weight.device, dtype=old.weight.dtype)
+    new = nn.Linear(
+        old.in_features, outputs, bias=old.bias is not None, device=old.weight.device, dtype=old.weight.dtype
+    )
     start(new)
     if not name:
         return new

@@ -1,4 +1,4 @@
-"""What a user does with a host: add, activate, train, freeze, remove, summary, strip. Every verb is a function over it."""
+"""What a user does with a host: add, activate, train, freeze, remove, summary, strip. Each is a function over it."""
 
 from __future__ import annotations
 
@@ -151,10 +151,15 @@ class Summary:
     rows: tuple[Row, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.host}, {self.host_parameters:,} parameters", f"{'inlay':<20} {'method':<12} {'parameters':>12} {'% of host':>10}"]
+        lines = [
+            f"{self.host}, {self.host_parameters:,} parameters",
+            f"{'inlay':<20} {'method':<12} {'parameters':>12} {'% of host':>10}",
+        ]
         for row in self.rows:
             marks = " ".join(word for word in ("active", "trainable") if getattr(row, word))
-            lines.append(f"{row.name:<20} {row.method:<12} {row.parameters:>12,} {row.percent:>10.3f}  {marks}".rstrip())
+            lines.append(
+                f"{row.name:<20} {row.method:<12} {row.parameters:>12,} {row.percent:>10.3f}  {marks}".rstrip()
+            )
         return "\n".join(lines)
 
 
@@ -186,7 +191,9 @@ def bare(host: nn.Module) -> PreTrainedModel:
 def inlays_of(host: nn.Module) -> Inlays:
     inlays = getattr(bare(host), ATTRIBUTE, None)
     if inlays is None:
-        raise NamingError("this host has no inlays yet. Start with inlay.add(host, name, method) or inlay.load(host, path).")
+        raise NamingError(
+            "this host has no inlays yet. Start with inlay.add(host, name, method) or inlay.load(host, path)."
+        )
     return inlays
 
 

@@ -95,14 +95,16 @@ def task_loss(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def distance(a: Tensor, b: Tensor, labels: Tensor, detach: bool = True) -> Tensor:
-    """½[KL(a‖b) + KL(b‖a)] of two sets of logits, the mean over texts or real tokens; squared difference for one output."""
+    """½[KL(a‖b) + KL(b‖a)] of logits, the mean over texts or real tokens; squared difference for one output."""
     a, b = a.float(), b.float()
     if a.shape[-1] == 1:
         return (a - b).square().mean()
     lowest = torch.finfo(torch.float32).min / 8  # not -inf, whose product with a probability of 0 is not a number
     p, q = a.log_softmax(-1).clamp(min=lowest), b.log_softmax(-1).clamp(min=lowest)
     targets = (p.detach(), q.detach()) if detach else (p, q)
-    each = sum(F.kl_div(x, y, reduction="none", log_target=True).sum(-1) for x, y in zip((q, p), targets, strict=True)) / 2
+    each = (
+        sum(F.kl_div(x, y, reduction="none", log_target=True).sum(-1) for x, y in zip((q, p), targets, strict=True)) / 2
+    )
     assert isinstance(each, Tensor)
     if each.dim() < 2:
         return each.mean()
@@ -160,14 +162,19 @@ def average(host: nn.Module, names: Sequence[str], *, name: str, weights: Sequen
     first = chosen[0]
     for other in chosen:
         if isinstance(other.method, Fusion | Mixture):
-            raise SetupError(f"{other.name!r} is a {other.method.kind}. Only plain inlays have a mean; merge or collapse it first.")
+            raise SetupError(
+                f"{other.name!r} is a {other.method.kind}. Only plain inlays have a mean; merge or collapse it first."
+            )
         if other.method != first.method or other.head != first.head or other.norms != first.norms:
-            raise SetupError(f"{first.name!r} and {other.name!r} differ in method, head or norms, so their weights have no mean.")
+            raise SetupError(
+                f"{first.name!r} and {other.name!r} differ in method, head or norms, so their weights have no mean."
+            )
     mean = copy.deepcopy(first)
     mean.name = name
     with torch.no_grad():
         for key, tensor in mean.tensors().items():
-            tensor.copy_(sum(share * inlay.tensors()[key] for share, inlay in zip(shares, chosen, strict=True)))
+            parts = [share * inlay.tensors()[key] for share, inlay in zip(shares, chosen, strict=True)]
+            tensor.copy_(torch.stack(parts).sum(0))
     inlays.admit(model, mean)
 
 
@@ -197,11 +204,11 @@ def fold(host: nn.Module, name: str) -> None:
         for key, part in inlay.parts.items():
             if isinstance(part, LowRankChange):
                 place = inlays.anatomy.places[key.replace(":", ".")]
-                module = model.get_submodule(place.module)
-                weight = module.weight if isinstance(module, nn.Linear) else module.weight.T  # type: ignore[union-attr, operator]
-                kept.setdefault(place.module, module.weight.detach().clone())  # type: ignore[union-attr, operator]
+                module: Any = model.get_submodule(place.module)
+                kept.setdefault(place.module, module.weight.detach().clone())
+                weight = module.weight if isinstance(module, nn.Linear) else module.weight.T  # (D_out, D_in)
                 rows = part_rows(place, weight.shape[0]).to(weight.device)
-                weight[rows] += part.weight().to(weight.dtype)  # type: ignore[index]
+                weight[rows] += part.weight().to(weight.dtype)
     inlays.folded = Folded(name, kept)
     inlays.activate(model, name)
 
@@ -213,6 +220,6 @@ def unfold(host: nn.Module) -> None:
         raise SetupError("nothing is folded into this host")
     with torch.no_grad():
         for path, weight in inlays.folded.weights.items():
-            model.get_submodule(path).weight.copy_(weight)  # type: ignore[union-attr, operator]
+            model.get_submodule(path).weight.copy_(weight)
     inlays.folded = None
     inlays.activate(model, inlays.active)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import transformers
@@ -19,12 +20,14 @@ from inlay.errors import ConfigError, nearest
 from inlay.heads import Head
 from inlay.host import bare
 from inlay.methods import PHM, AdapterDrop, Bapna, Bottleneck, Houlsby, LowRank, Method, Parallel, Pfeiffer
-from inlay.registry import ATTRIBUTE, Inlay
+from inlay.registry import ATTRIBUTE, Inlay, Inlays
 
-_T5 = {"decoder_start_token_id": 0, "vocab_size": 32128}
+_T5: dict[str, Any] = {"decoder_start_token_id": 0, "vocab_size": 32128}
 NAMED_HOSTS: Mapping[str, PreTrainedConfig] = {
     "bert-base": transformers.BertConfig(),
-    "bert-large": transformers.BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096),
+    "bert-large": transformers.BertConfig(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+    ),
     "roberta-base": transformers.RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1),
     "roberta-large": transformers.RobertaConfig(
         vocab_size=50265, max_position_embeddings=514, type_vocab_size=1,
@@ -76,7 +79,8 @@ def count(
 ) -> Count:  # fmt: skip
     """Trainable parameters of an inlay on a host, or on a host that only its config describes."""
     model = _without_weights(host) if isinstance(host, PreTrainedConfig) else bare(host)
-    anatomy = model.inlays.anatomy if hasattr(model, ATTRIBUTE) else Anatomy(model)
+    known: Inlays | None = getattr(model, ATTRIBUTE, None)
+    anatomy = known.anatomy if known is not None else Anatomy(model)
     with torch.random.fork_rng(devices=[]):  # counting takes nothing from the run's random numbers
         inlay = Inlay("count", method, head, method.trains_norms if norms is None else norms).fill(model, anatomy)
     by_site: Counter[str] = Counter()
@@ -84,7 +88,7 @@ def count(
         by_site[anatomy.places[key.replace(":", ".")].kind.removesuffix(".raw")] += _size(part)
     if any(True for _ in inlay.shared.parameters()):
         by_site["shared"] = _size(inlay.shared)
-    ours = {id(p) for p in model.inlays.parameters()} if hasattr(model, ATTRIBUTE) else set()
+    ours = {id(p) for p in known.parameters()} if known is not None else set()
     size = sum(p.numel() for p in model.parameters() if id(p) not in ours)
     stored = sum(t.numel() * t.element_size() for t in inlay.tensors().values())
     return Count(sum(by_site.values()), size, dict(by_site), stored, _closed_form(inlay, method, anatomy))

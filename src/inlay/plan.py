@@ -92,8 +92,8 @@ class Fused:
     """h + Σ_n p_n V z_n: a fusion acts. The packed members are kept until a parameter changes."""
 
     def __init__(
-        self, layer: FusionLayer, owner: Any, place: Place, names: tuple[str, ...], members: tuple[tuple[Any, Reads] | None, ...],
-        norm: Step | None, pinned: dict[str, float],
+        self, layer: FusionLayer, owner: Any, place: Place, names: tuple[str, ...],
+        members: tuple[tuple[Any, Reads] | None, ...], norm: Step | None, pinned: dict[str, float],
     ) -> None:  # fmt: skip
         self.layer = layer
         self.owner = owner
@@ -167,7 +167,9 @@ class Fused:
 
 def parameters_of(module: nn.Module) -> list[Tensor]:
     """All a module computes with, a shared rule included."""
-    shared = [t for m in module.modules() for rule in getattr(m, "_rule", ()) for t in (*rule.parameters(), *rule.buffers())]
+    shared = [
+        t for m in module.modules() for rule in getattr(m, "_rule", ()) for t in (*rule.parameters(), *rule.buffers())
+    ]
     return [*module.parameters(), *module.buffers(), *shared]
 
 

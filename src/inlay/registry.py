@@ -1,9 +1,9 @@
 """What lives in the host's module tree: the inlays, the sites they act at, and the setup that is active.
 
-    host ── inlays (Inlays) ─┬─ all    name → Inlay ── parts   place → module
-                             │                      └─ shared  what its modules have in common
-                             ├─ sites  place → Site
-                             └─ entry  Entry
+host ── inlays (Inlays) ─┬─ all    name → Inlay ── parts   place → module
+                         │                      └─ shared  what its modules have in common
+                         ├─ sites  place → Site
+                         └─ entry  Entry
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ class Inlay(nn.Module):
         return self
 
     def part(self, place: Place) -> nn.Module | None:
-        key = key_of(place.id)
-        return self.parts[key] if key in self.parts else None
+        return self.parts._modules.get(key_of(place.id))
 
     def place_ids(self) -> list[str]:
         return [key.replace(":", ".") for key in self.parts]
@@ -98,8 +97,8 @@ class Inlay(nn.Module):
         depth = self.method.drawn_depth()
         self.left_out = int(torch.randint(0, depth + 1, ())) if depth else 0
         if isinstance(self.method, Fusion) and self.method.subset is not None:
-            drawn = torch.randperm(len(self.method.members))[: self.method.subset]
-            self.chosen = frozenset(self.method.members[n] for n in drawn.tolist())
+            subset = torch.randperm(len(self.method.members))[: self.method.subset].tolist()
+            self.chosen = frozenset(self.method.members[n] for n in subset)
 
 
 def _parameter_near(host: nn.Module, path: str) -> nn.Parameter:
@@ -240,9 +239,13 @@ class Inlays(nn.Module):
         flat = [head for heads in found for head in heads]
         if isinstance(setup, Average) and len(flat) > 1:
             if len(found) < len(setup.parts):
-                raise SetupError(f"{setup}: some parts have a head of their own and some have not. Give all or one of them a head.")
+                raise SetupError(
+                    f"{setup}: some parts have a head of their own and some have not. Give all or one of them a head."
+                )
             if len({head.names for head in flat}) > 1:
-                raise SetupError(f"{setup}: its parts have heads with different labels, which have no mean. Use Rows, or one head.")
+                raise SetupError(
+                    f"{setup}: its parts have heads with different labels, which have no mean. Use Rows, or one head."
+                )
         return flat
 
     def _step(self, host: nn.Module, setup: Setup, place: Place) -> plan.Step | None:
@@ -314,7 +317,9 @@ def name_in(setup: str | Fuse) -> str:
     return setup.name if isinstance(setup, Fuse) else setup
 
 
-def _branches(setup: Average | Rows, step_of: Callable[[Setup], plan.Step | None], absent: plan.Step) -> plan.Step | None:
+def _branches(
+    setup: Average | Rows, step_of: Callable[[Setup], plan.Step | None], absent: plan.Step
+) -> plan.Step | None:
     """The step of an Average or Rows from those of its parts; `absent` where a part does nothing."""
     if isinstance(setup, Average):
         steps = [step_of(part) for part in setup.parts]
@@ -331,7 +336,7 @@ def _branches(setup: Average | Rows, step_of: Callable[[Setup], plan.Step | None
 
 
 def show_labels(host: PreTrainedModel, heads: Iterable[Head], original: Original) -> None:
-    """Losses and pipelines of transformers ask the host for its labels: while an own head is active, give them that head's."""
+    """Losses and pipelines of transformers ask the host for its labels: give them those of the head that is active."""
     heads = [head for head in heads if head.names is not None]
     names: tuple[str, ...] | None = None
     if len({head.names for head in heads}) == 1:
@@ -340,7 +345,12 @@ def show_labels(host: PreTrainedModel, heads: Iterable[Head], original: Original
         names = tuple(f"LABEL_{i}" for i in range(max(len(head.names or ()) for head in heads)))
     config: Any = host.config
     if names is None:
-        num, id2label, label2id, problem = original.num_labels, original.id2label, original.label2id, original.problem_type
+        num, id2label, label2id, problem = (
+            original.num_labels,
+            original.id2label,
+            original.label2id,
+            original.problem_type,
+        )
     else:
         num, id2label = len(names), dict(enumerate(names))
         label2id, problem = {name: i for i, name in id2label.items()}, heads[0].problem_type

@@ -4,7 +4,7 @@
     Stack("domain", "rte")         first "domain", then "rte" on its result
     Average("a", "b")              the mean of both results; weights sum to one
     Rows("a", "b", "a")            row i of the batch uses the i-th inlay
-    Fuse("f", off=["a"])           a fusion, with some members off or their weights pinned; plain "f" is the fusion itself
+    Fuse("f", off=["a"])           a fusion with some members off or their weights pinned; plain "f" is the fusion
     None                           the bare host
 
 Every one of them takes names or other setups, where that has a meaning.
@@ -83,11 +83,13 @@ class Fuse:
     pinned: tuple[tuple[str, float], ...]
 
     def __init__(self, name: str, *, off: Sequence[str] = (), pin: Mapping[str, float] | None = None) -> None:
-        pinned = {member: 0.0 for member in off} | {member: float(weight) for member, weight in (pin or {}).items()}
+        pinned = dict.fromkeys(off, 0.0) | {member: float(weight) for member, weight in (pin or {}).items()}
         if len(pinned) < len(off) + len(pin or {}):
             raise SetupError(f"Fuse({name!r}): a member is either off or pinned, once.")
         if not all(0 <= weight <= 1 for weight in pinned.values()) or sum(pinned.values()) > 1 + 1e-6:
-            raise SetupError(f"Fuse({name!r}): pinned weights lie between 0 and 1 and sum to at most 1, got {dict(pin or {})}.")
+            raise SetupError(
+                f"Fuse({name!r}): pinned weights lie between 0 and 1 and sum to at most 1, got {dict(pin or {})}."
+            )
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "pinned", tuple(pinned.items()))
 

@@ -27,7 +27,9 @@ def inlay_cli(place):
 
     def run(*words: str, code: int = 0, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         env = os.environ | {"INLAY_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([*RUN, *words], cwd=place, env=env, input=stdin, capture_output=True, text=True, timeout=300)  # noqa: S603
+        done = subprocess.run(
+            [*RUN, *words], cwd=place, env=env, input=stdin, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
         return done
@@ -35,7 +37,20 @@ def inlay_cli(place):
     return run
 
 
-DATA = ("--host", "bert", "--train", "train.jsonl", "--validation", "validation.jsonl", "--batch-size", "16", "--epochs", "3", "--lr", "0.02")
+DATA = (
+    "--host",
+    "bert",
+    "--train",
+    "train.jsonl",
+    "--validation",
+    "validation.jsonl",
+    "--batch-size",
+    "16",
+    "--epochs",
+    "3",
+    "--lr",
+    "0.02",
+)
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,8 @@ def test_mistakes_are_named(there, mistake, lines, flags, message):
     else:
         file.write_bytes(lines if isinstance(lines, bytes) else lines.encode())
     assert message in mistake(*TRAIN, "--train", str(file), *flags)
-    assert not (there / "run" / "inlay").exists() and not (there / "run" / "config.yaml").exists()
+    assert not (there / "run" / "inlay").exists()
+    assert not (there / "run" / "config.yaml").exists()
 
 
 def test_all_errors_of_a_config_at_once(there, mistake):
@@ -102,8 +103,11 @@ def test_a_run_folder_that_is_not_empty_or_in_use(there, mistake):
     from inlay.learning.run import Run
 
     with Run(there / "busy").held(fresh=True):
-        held = subprocess.run([*RUN, *TRAIN, "--train", "train.jsonl", "--out", "busy"], capture_output=True, text=True, cwd=there)  # noqa: S603
-    assert held.returncode == 2 and "is in use by another process" in held.stderr
+        held = subprocess.run(
+            [*RUN, *TRAIN, "--train", "train.jsonl", "--out", "busy"], capture_output=True, text=True, cwd=there
+        )
+    assert held.returncode == 2
+    assert "is in use by another process" in held.stderr
 
 
 def test_a_full_disk_loses_nothing(there, capsys, monkeypatch):
@@ -121,7 +125,8 @@ def test_a_full_disk_loses_nothing(there, capsys, monkeypatch):
     monkeypatch.setattr(state, "write_whole", full)
     with pytest.raises(SystemExit) as left:
         main([*TRAIN, "--train", "train.jsonl", "--epochs", "2", "--batch-size", "16", "--save-every", "1"])
-    assert left.value.code == 2 and "the disk is full" in capsys.readouterr().err
+    assert left.value.code == 2
+    assert "the disk is full" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.chdir(there)
     main(["train", "--resume", "run", "--quiet"])
@@ -129,10 +134,24 @@ def test_a_full_disk_loses_nothing(there, capsys, monkeypatch):
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(there):
-    words = [*RUN, *TRAIN[:-1], "--train", "train.jsonl", "--batch-size", "8", "--epochs", "500", "--patience", "0", "--eval-every", "6000"]
-    process = subprocess.Popen(words, cwd=there, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    words = [
+        *RUN,
+        *TRAIN[:-1],
+        "--train",
+        "train.jsonl",
+        "--batch-size",
+        "8",
+        "--epochs",
+        "500",
+        "--patience",
+        "0",
+        "--eval-every",
+        "6000",
+    ]
+    process = subprocess.Popen(words, cwd=there, stderr=subprocess.PIPE, text=True)
     while not (there / "run" / "checkpoint.safetensors").exists():
-        assert process.poll() is None and time.sleep(0.1) is None
+        assert process.poll() is None
+        assert time.sleep(0.1) is None
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130

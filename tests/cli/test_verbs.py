@@ -17,7 +17,7 @@ def test_help_is_quick_and_does_not_import_torch(inlay_cli, place):
 
     for verb in ("train", "demo"):
         script = f"import sys; sys.argv = ['inlay', '{verb}', '--help']\nfrom inlay.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
-        assert subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=place).returncode == 0  # noqa: S603
+        assert subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=place).returncode == 0
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -30,19 +30,23 @@ def test_every_verb_has_help_with_an_example(verb):
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
         main([verb, "--help"])
-    assert "Example" in told.getvalue() and f"inlay {verb}" in told.getvalue()
+    assert "Example" in told.getvalue()
+    assert f"inlay {verb}" in told.getvalue()
 
 
 def test_train_writes_a_run_that_describes_itself(trained):
     run = trained / "a"
     record = json.loads((run / "run.json").read_text())
-    assert record["status"] == "finished" and record["task"]["labels"] == ["negative", "positive"]
-    assert record["scores"]["accuracy"] > 0.6 and record["versions"]["torch"]
+    assert record["status"] == "finished"
+    assert record["task"]["labels"] == ["negative", "positive"]
+    assert record["scores"]["accuracy"] > 0.6
+    assert record["versions"]["torch"]
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
     assert not (run / "checkpoint.safetensors").exists()
     page = (run / "report.html").read_text()
-    assert "Confusion matrix" in page and "<svg" in page
-    fetched = ("<script", "<link", "<img src=\"http", "@import", "url(http")
+    assert "Confusion matrix" in page
+    assert "<svg" in page
+    fetched = ("<script", "<link", '<img src="http', "@import", "url(http")
     assert not any(word in page for word in fetched), "the page must open without a network"
 
 
@@ -60,7 +64,9 @@ def test_eval_gives_the_scores_of_the_run(inlay_cli, fused):
 
 def test_predict_from_stdin_agrees_with_a_file(inlay_cli, trained, place):
     texts = ["w1 good w2", "bad w3"]
-    from_stdin = [json.loads(line) for line in inlay_cli("predict", "runs/a", stdin="\n".join(texts) + "\n").stdout.splitlines()]
+    from_stdin = [
+        json.loads(line) for line in inlay_cli("predict", "runs/a", stdin="\n".join(texts) + "\n").stdout.splitlines()
+    ]
     assert [entry["text"] for entry in from_stdin] == texts
     assert all(abs(sum(entry["probabilities"].values()) - 1) < 1e-4 for entry in from_stdin)
     assert all(entry["label"] == max(entry["probabilities"], key=entry["probabilities"].get) for entry in from_stdin)
@@ -71,7 +77,9 @@ def test_predict_from_stdin_agrees_with_a_file(inlay_cli, trained, place):
 
 def test_inspect_and_ls_know_the_runs(inlay_cli, fused, place):
     told = inlay_cli("inspect", "runs/fused", "--picture", "heat.png")
-    assert "members" in told.stdout and (place / "heat.png").exists() and (place / "heat.svg").exists()
+    assert "members" in told.stdout
+    assert (place / "heat.png").exists()
+    assert (place / "heat.svg").exists()
     assert json.loads(inlay_cli("inspect", "runs/a/inlay", "--json").stdout)["method"]["kind"] == "pfeiffer"
     began = time.process_time()
     runs = json.loads(inlay_cli("ls", "runs", "--json").stdout)
@@ -98,13 +106,20 @@ def test_merge_makes_a_mixture_plain_with_the_same_answers(inlay_cli, place):
 
 def test_params_counts_as_published(inlay_cli):
     assert json.loads(inlay_cli("params", "bert-base", "--method", "pfeiffer", "--json").stdout)["trainable"] == 894_528
-    assert {row["method"] for row in json.loads(inlay_cli("params", "bert", "--json").stdout)} >= {"pfeiffer", "houlsby", "compacter"}
+    assert {row["method"] for row in json.loads(inlay_cli("params", "bert", "--json").stdout)} >= {
+        "pfeiffer",
+        "houlsby",
+        "compacter",
+    }
 
 
 def test_validate_shows_labels_lengths_and_cost(inlay_cli, place):
-    (place / "job.yaml").write_text("host: bert\ntrain: train.jsonl\nvalidation: validation.jsonl\nbatch_size: 16\nepochs: 2\n")
+    (place / "job.yaml").write_text(
+        "host: bert\ntrain: train.jsonl\nvalidation: validation.jsonl\nbatch_size: 16\nepochs: 2\n"
+    )
     told = json.loads(inlay_cli("validate", "--config", "job.yaml", "--json").stdout)
-    assert told["labels"] == {"negative": 48, "positive": 48} and told["steps_at_most"] == 12
+    assert told["labels"] == {"negative": 48, "positive": 48}
+    assert told["steps_at_most"] == 12
     assert not (place / "runs" / "unnamed").exists(), "validate writes nothing"
 
 

@@ -28,7 +28,13 @@ def save_bert(folder: Path, **config: object) -> Path:
         model_input_names=["input_ids", "token_type_ids", "attention_mask"], model_max_length=64,
     )  # fmt: skip
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "max_position_embeddings": 64}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 64,
+    }
     host = hf.BertModel(hf.BertConfig(vocab_size=len(words), pad_token_id=0, **sizes | config))
     for name, parameter in host.named_parameters():
         if "word_embeddings" in name:
@@ -42,11 +48,16 @@ def save_t5(folder: Path) -> Path:
     """A T5 that can say the labels."""
     words = [*T5_WORDS, *GOOD, *BAD, *OTHER, "positive", "negative", "own", "sentence:", "sentence1:", "sentence2:"]
     tokenizer = _words(words, "<unk>")
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", 1)])
-    fast = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64)  # noqa: S106
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", 1)]
+    )
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    fast = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, model_max_length=64)
     torch.manual_seed(0)
     host = hf.T5ForConditionalGeneration(
-        hf.T5Config(vocab_size=len(words), d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0)
+        hf.T5Config(
+            vocab_size=len(words), d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0
+        )
     )
     host.save_pretrained(folder)
     fast.save_pretrained(folder)
@@ -62,7 +73,7 @@ def _words(words: list[str], unknown: str) -> Tokenizer:
 
 def rows(count: int, seed: int = 0) -> list[dict[str, str]]:
     """Texts of 2 to 7 words, one of which decides the label."""
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(seed)
     made = []
     for i in range(count):
         label = ("positive", "negative")[i % 2]

@@ -18,7 +18,14 @@ def ready(small, mode="inlay", seed=0, method=None, members=(), host="bert"):
     model, tokenizer = open_host(str(small / host), prepared.task)
     form = form_of(prepared.task, model.config)
     language = Language(prepared.task, form, tokenizer, 64)
-    begin(model, "own", mode, own_head(prepared.task, form, model), method=method or inlay.Pfeiffer(reduction=2), members=members)
+    begin(
+        model,
+        "own",
+        mode,
+        own_head(prepared.task, form, model),
+        method=method or inlay.Pfeiffer(reduction=2),
+        members=members,
+    )
     return model, language, language.split(prepared.train), language.split(prepared.validation)
 
 

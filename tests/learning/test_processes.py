@@ -35,12 +35,19 @@ def test_two_processes_are_one(small, tmp_path):
         "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1", str(script), json.dumps(fields | {"out": str(tmp_path / "two")}),
     ]  # fmt: skip
     root = str(Path(__file__).parents[2])
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)  # noqa: S603
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    weights = [safetensors.torch.load_file(run / "inlay" / "weights.safetensors") for run in (one.folder, tmp_path / "two")]
+    weights = [
+        safetensors.torch.load_file(run / "inlay" / "weights.safetensors") for run in (one.folder, tmp_path / "two")
+    ]
     for name, tensor in weights[0].items():
         assert torch.allclose(tensor, weights[1][name], atol=1e-5), name
-    logs = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (one.folder, tmp_path / "two")]
+    logs = [
+        [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (one.folder, tmp_path / "two")
+    ]
     for alone, together in zip(*logs, strict=True):
         assert alone["validation_accuracy"] == together["validation_accuracy"]
         assert abs(alone["loss"] - together["loss"]) < 1e-5

@@ -20,7 +20,9 @@ from inlay.learning.run import Run
 from inlay.learning.settings import Settings
 from tests.learning.test_loop import ready, state
 
-RECIPE = Recipe(lr=1e-2, epochs=7, max_steps=40, batch_size=16, accumulate=2, eval_every=9, save_every=20, patience=0, seed=3)
+RECIPE = Recipe(
+    lr=1e-2, epochs=7, max_steps=40, batch_size=16, accumulate=2, eval_every=9, save_every=20, patience=0, seed=3
+)
 
 
 @pytest.fixture
@@ -40,7 +42,9 @@ def setups(small, members):
         inlay.activate(model, None)
         inlay.remove(model, "own")
         names = [inlay.load(model, folder, name=folder.name) for folder in members]
-        inlay.add_fusion(model, "own", names, dropout=0.1, head=inlay.Head(labels=("negative", "positive"), pooling="mean"))
+        inlay.add_fusion(
+            model, "own", names, dropout=0.1, head=inlay.Head(labels=("negative", "positive"), pooling="mean")
+        )
         inlay.train(model, "own")
         return model, language, train_rows, validation
 
@@ -113,7 +117,7 @@ def test_killed_at_any_moment_a_run_can_be_resumed(small, tmp_path):
     """One run, killed fifty times. After each time everything in the folder is whole, and the next start goes on from it."""
     expected = train(settings(small, tmp_path / "whole"))
     out = tmp_path / "run"
-    chance = random.Random(0)  # noqa: S311
+    chance = random.Random(0)
     began = time.monotonic()
     train(settings(small, tmp_path / "timed"))
     length = time.monotonic() - began
@@ -139,7 +143,9 @@ def test_killed_at_any_moment_a_run_can_be_resumed(small, tmp_path):
         if run.record().get("status") == "finished":
             assert run.report.exists()
             assert (run.folder / "metrics.jsonl").read_text() == (expected.folder / "metrics.jsonl").read_text()
-            assert (run.inlay / "weights.safetensors").read_bytes() == (expected.inlay / "weights.safetensors").read_bytes()
+            assert (run.inlay / "weights.safetensors").read_bytes() == (
+                expected.inlay / "weights.safetensors"
+            ).read_bytes()
             finished += 1
             out = tmp_path / f"run{finished}"
     assert finished >= 1

@@ -19,7 +19,9 @@ from tests.hosts import FAMILIES, batch, classifier, logits, shake
 
 COMPACT = [inlay.PHM(size=4), inlay.PHM(size=4, rank=2, share_rule=True), inlay.Compacter(size=4), inlay.CompacterPlusPlus(size=8),
            inlay.Compacter(size=4, share_rule=False, rank=2), inlay.LowRank(size=4)]  # fmt: skip
-T5_BASE = hf.T5Config(vocab_size=32100, d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12, decoder_start_token_id=0)
+T5_BASE = hf.T5Config(
+    vocab_size=32100, d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12, decoder_start_token_id=0
+)
 
 
 def kron(rule: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -29,7 +31,10 @@ def kron(rule: Tensor, left: Tensor, right: Tensor) -> Tensor:
 def factors(n: int, rank: int, k: int, d: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = [(2, 3, k), (n, n, n), (n, k // n, rank), (n, rank, d // n), (d,)]
-    return [(torch.randn(s, generator=generator, dtype=torch.float64) * (s[-1] ** -0.5)).to(dtype).requires_grad_() for s in shapes]
+    return [
+        (torch.randn(s, generator=generator, dtype=torch.float64) * (s[-1] ** -0.5)).to(dtype).requires_grad_()
+        for s in shapes
+    ]
 
 
 @pytest.mark.parametrize(("method", "norms", "published", "percent"), [
@@ -41,7 +46,9 @@ def factors(n: int, rank: int, k: int, d: int, dtype: torch.dtype, seed: int = 0
     (inlay.Compacter(), None, 161_728, 0.073),
     (inlay.CompacterPlusPlus(), None, 104_704, 0.047),
 ])  # fmt: skip
-def test_counts_on_t5_base_equal_the_paper(method: inlay.Method, norms: bool | None, published: int, percent: float) -> None:
+def test_counts_on_t5_base_equal_the_paper(
+    method: inlay.Method, norms: bool | None, published: int, percent: float
+) -> None:
     found = inlay.count(T5_BASE, method, norms=norms)
     assert found.trainable == published
     assert found.host == 222_882_048
@@ -56,7 +63,9 @@ def test_counts_on_t5_base_equal_the_paper(method: inlay.Method, norms: bool | N
 def test_counts_on_bert_base(method: inlay.Method, published: int) -> None:
     found = inlay.count(hf.BertConfig(), method, norms=False)
     assert found.trainable == published
-    biases = 2 * len(found.by_site) and sum(p for p in [24 * (24 + 768) if "attention" in found.by_site else 12 * (24 + 768)])
+    biases = 2 * len(found.by_site) and sum(
+        p for p in [24 * (24 + 768) if "attention" in found.by_site else 12 * (24 + 768)]
+    )
     assert f"= {published - biases:,} " in found.closed_form
 
 
@@ -83,7 +92,9 @@ def test_a_compacterplusplus_inlay_for_t5_base_is_small_on_disk(tmp_path: Path) 
 @settings(max_examples=60, deadline=None)
 @given(n=st.sampled_from([1, 2, 3, 4, 8, 12]), rank=st.integers(1, 3), wide=st.integers(1, 6), narrow=st.integers(1, 3),
        swap=st.booleans(), order=st.sampled_from(["narrow out", "narrow in", "dense", None]))  # fmt: skip
-def test_fast_equals_torch_kron_forward_and_gradients(n: int, rank: int, wide: int, narrow: int, swap: bool, order) -> None:
+def test_fast_equals_torch_kron_forward_and_gradients(
+    n: int, rank: int, wide: int, narrow: int, swap: bool, order
+) -> None:
     k, d = (n * narrow, n * wide) if swap else (n * wide, n * narrow)
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
         x, rule, left, right, bias = given_tensors = factors(n, rank, k, d, dtype)
@@ -184,7 +195,9 @@ def test_a_shared_rule_is_one_tensor_everywhere(tmp_path: Path) -> None:
         with torch.no_grad():
             twin.inlays["a"].shared.rule.mul_(2)
         assert not torch.allclose(logits(twin).float(), logits(host), atol=1e-4)
-        assert all(m._rule[0] is twin.inlays["a"].shared for m in twin.modules() if type(m).__name__ == "KroneckerLinear")
+        assert all(
+            m._rule[0] is twin.inlays["a"].shared for m in twin.modules() if type(m).__name__ == "KroneckerLinear"
+        )
     inlay.save(host, "a", tmp_path / "a")
     other = classifier("t5")
     inlay.load(other, tmp_path / "a")
@@ -210,7 +223,9 @@ def test_a_rule_that_does_not_learn() -> None:
     inlay.add(host, "a", inlay.Compacter(size=4, learn_rule=False))
     inlay.train(host, "a")
     assert not host.inlays["a"].shared.rule.requires_grad
-    assert "shared" not in {k for k, v in inlay.count(host, inlay.Compacter(size=4, learn_rule=False)).by_site.items() if v}
+    assert "shared" not in {
+        k for k, v in inlay.count(host, inlay.Compacter(size=4, learn_rule=False)).by_site.items() if v
+    }
 
 
 def test_the_papers_start() -> None:
@@ -267,7 +282,9 @@ def test_bitfit_equals_training_the_hosts_biases() -> None:
     inlay.activate(host, "a")
     wanted = logits(host)
     twin = classifier()
-    biases = {n for n, _ in twin.named_parameters() if n.endswith(".bias") and "pooler" not in n and "classifier" not in n}
+    biases = {
+        n for n, _ in twin.named_parameters() if n.endswith(".bias") and "pooler" not in n and "classifier" not in n
+    }
     assert {f"bert.{k.removeprefix('bias.')}" for k in host.inlays["a"].tensors()} == biases
     for key, value in host.inlays["a"].tensors().items():
         twin.get_parameter(f"bert.{key.removeprefix('bias.')}").data.add_(value)

@@ -46,7 +46,9 @@ def some_layer(value: bool, dtype: torch.dtype, width: int = WIDTH) -> FusionLay
 def some_members(count: int, dtype: torch.dtype, mixed: bool) -> list[Adapter]:
     members = []
     for n in range(count):
-        size, activation, scale = (1 + n % 3, ("relu", "gelu", "tanh")[n % 3], 1.0 + n % 2) if mixed else (3, "relu", 1.0)
+        size, activation, scale = (
+            (1 + n % 3, ("relu", "gelu", "tanh")[n % 3], 1.0 + n % 2) if mixed else (3, "relu", 1.0)
+        )
         adapter = Adapter(nn.Linear(WIDTH, size), nn.Linear(size, WIDTH), activation, scale).to(dtype)
         for parameter in adapter.parameters():
             nn.init.normal_(parameter, std=0.5)
@@ -58,7 +60,9 @@ def some_members(count: int, dtype: torch.dtype, mixed: bool) -> list[Adapter]:
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("value", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("ways", [("direct", "direct"), ("product", "direct"), ("folded", "folded"), ("direct", "folded")])
+@pytest.mark.parametrize(
+    "ways", [("direct", "direct"), ("product", "direct"), ("folded", "folded"), ("direct", "folded")]
+)
 def test_fast_equals_the_paper_forward_and_gradients(count, mixed, value, dtype, tolerance, ways) -> None:
     layer, members = some_layer(value, dtype), some_members(count, dtype, mixed)
     x = torch.randn(2, 5, WIDTH, dtype=dtype, requires_grad=True)
@@ -76,7 +80,9 @@ def test_fast_equals_the_paper_forward_and_gradients(count, mixed, value, dtype,
     theirs = torch.autograd.grad((wanted * seed).sum(), leaves, allow_unused=True, retain_graph=True)
     for mine, reference in zip(ours, theirs, strict=True):
         reference = torch.zeros_like(mine) if reference is None else reference
-        torch.testing.assert_close(mine, reference, atol=tolerance * max(1.0, reference.abs().max().item()) * 10, rtol=0)
+        torch.testing.assert_close(
+            mine, reference, atol=tolerance * max(1.0, reference.abs().max().item()) * 10, rtol=0
+        )
 
 
 def test_a_member_without_a_module_adds_nothing() -> None:
@@ -97,7 +103,9 @@ def test_bfloat16_within_its_precision() -> None:
     exact, _ = slow(layer, x, [m(x) for m in members])
     low = layer.bfloat16()
     packed = pack([m.bfloat16().form("normed") for m in members], WIDTH, low.key.weight)
-    found, _ = low(x.bfloat16(), lambda reads: x.bfloat16(), packed, low.fold(packed.rows, "direct", "direct"), Choose())
+    found, _ = low(
+        x.bfloat16(), lambda reads: x.bfloat16(), packed, low.fold(packed.rows, "direct", "direct"), Choose()
+    )
     assert (found.float() - exact).abs().max() < 0.08 * exact.abs().max()
 
 
@@ -164,7 +172,9 @@ def test_every_kind_of_member_on_every_family(family: str, query: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "t5", "gpt2"])
-@pytest.mark.parametrize("case", ["fusion2_dynamic", "fusion2_static", "fusion5_dynamic", "fusion5_static", "fusion3_dynamic"])
+@pytest.mark.parametrize(
+    "case", ["fusion2_dynamic", "fusion2_static", "fusion5_dynamic", "fusion5_static", "fusion3_dynamic"]
+)
 def test_parity_with_adapters(family: str, case: str) -> None:
     folder, host = GOLDEN / family / case, golden_host(family)
     members = sorted(p.name for p in folder.iterdir() if p.name.startswith("m") and p.is_dir())
@@ -177,7 +187,9 @@ def test_parity_with_adapters(family: str, case: str) -> None:
     ours = host.inlays["f"].tensors()
     stored = load_file(folder / "fusion" / "model_adapter_fusion.safetensors")
     for key, tensor in stored.items():
-        found = re.search(r"(?:(encoder|decoder)\.)?(?:layer|block|h)\.(\d+)\..*\.(query|key|value)\.(weight|bias)", key)
+        found = re.search(
+            r"(?:(encoder|decoder)\.)?(?:layer|block|h)\.(\d+)\..*\.(query|key|value)\.(weight|bias)", key
+        )
         ours[f"{found[1] or 'decoder'}.{found[2]}.ffn.{found[3]}.{found[4]}"].copy_(tensor)
     assert len(stored) == len(ours)
     expected = load_file(folder / "expected.safetensors")
@@ -232,7 +244,9 @@ def test_stage_two_trains_psi_and_the_head_only() -> None:
     inlay.add_fusion(host, "rte-fused", ["mnli", "rte"])
     assert host.inlays["rte-fused"].head.labels == 3
     for key in ("head:pooler", "head:classifier"):  # the target's head is where it starts
-        torch.testing.assert_close(host.inlays["rte-fused"].parts[key].state_dict(), host.inlays["rte"].parts[key].state_dict())
+        torch.testing.assert_close(
+            host.inlays["rte-fused"].parts[key].state_dict(), host.inlays["rte"].parts[key].state_dict()
+        )
     before = {k: v.clone() for k, v in host.state_dict().items()}
     inlay.train(host, "rte-fused")
     optimizer = torch.optim.AdamW([p for p in host.parameters() if p.requires_grad], lr=1e-2)
@@ -274,7 +288,9 @@ def test_evaluation_follows_every_change_of_a_parameter() -> None:
     for _ in range(3):
         host.zero_grad()
         result = host(**batch(), labels=torch.tensor([0, 1, 1]))
-        torch.testing.assert_close(logits(host), result.logits.detach(), atol=1e-5, rtol=1e-4)  # kept matrices = fresh ones
+        torch.testing.assert_close(
+            logits(host), result.logits.detach(), atol=1e-5, rtol=1e-4
+        )  # kept matrices = fresh ones
         assert torch.equal(logits(host), logits(host))
         result.loss.backward()
         optimizer.step()
@@ -315,7 +331,9 @@ def test_nothing_of_size_n_times_d_is_stored() -> None:
         host = fused_host(methods=[inlay.Pfeiffer(size=1)] * count)
         inlay.train(host, "f")
         sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: (sizes.append(t.numel()), t)[1], lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, sizes=sizes: (sizes.append(t.numel()), t)[1], lambda t: t
+        ):
             host(**batch()).logits.sum()
         kept[count] = sum(sizes)
     tokens, layers = 21, 2
@@ -379,7 +397,9 @@ def test_save_and_load_in_a_fresh_process(tmp_path: Path) -> None:
         f"for name in ('m0', 'm1', 'm2', 'f'): inlay.load(host, {str(tmp_path)!r} + '/' + name)\n"
         "inlay.activate(host, 'f'); print(logits(host).tolist())"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
     assert json.loads(run.stdout) == logits(host).tolist()
 
 
@@ -445,7 +465,9 @@ def test_activations_count_real_tokens_only() -> None:
         count += length
         for site in sums:
             sums[site] += one.mean[site] * length
-            torch.testing.assert_close(one.by_token[0][site][0], whole.by_token[0][site][at, :length], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                one.by_token[0][site][0], whole.by_token[0][site][at, :length], atol=1e-5, rtol=1e-4
+            )
     for site, total in sums.items():
         torch.testing.assert_close(whole.mean[site], total / count, atol=1e-6, rtol=1e-5)
         assert whole.tokens_seen[site] == count
@@ -598,8 +620,13 @@ def test_own_norms_of_members_are_not_lost_in_silence() -> None:
 
 def test_plots(tmp_path: Path) -> None:
     names = [f"a-task-with-a-long-name-{n}" for n in range(20)]
-    one = inlay.FusionActivations("fused", tuple(names), {f"encoder.{i}.ffn": torch.rand(20).softmax(0) for i in range(12)}, {})
-    for png, svg in (inlay.plot_fusion(one, tmp_path / "one"), inlay.plot_fusion({"rte": one, "cb": one}, tmp_path / "many")):
+    one = inlay.FusionActivations(
+        "fused", tuple(names), {f"encoder.{i}.ffn": torch.rand(20).softmax(0) for i in range(12)}, {}
+    )
+    for png, svg in (
+        inlay.plot_fusion(one, tmp_path / "one"),
+        inlay.plot_fusion({"rte": one, "cb": one}, tmp_path / "many"),
+    ):
         assert png.read_bytes().startswith(b"\x89PNG")
         assert "a-task-with-a-long-name-19" in svg.read_text() or "<path" in svg.read_text()
 
@@ -607,7 +634,7 @@ def test_plots(tmp_path: Path) -> None:
 def test_forms_are_the_modules_themselves() -> None:
     host = fused_host(methods=MIXED)
     x = torch.randn(2, 3, 16)
-    for n, method in enumerate(MIXED):
+    for n in range(len(MIXED)):
         part, reads = host.inlays.member_part(f"m{n}", host.inlays.anatomy.places["encoder.1.ffn"])
         form: Form = part.form(reads)
         given = F.layer_norm(x, (16,)) if "standardised" in form.reads else x

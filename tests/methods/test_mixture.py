@@ -20,7 +20,9 @@ METHODS = [inlay.Houlsby(size=4), inlay.Pfeiffer(size=4), inlay.Parallel(size=4)
 SHARES = ("up", "down", None)
 
 
-def mixed_host(method: inlay.Method | None = None, family: str = "bert", head: inlay.Head | None = None, **settings) -> torch.nn.Module:
+def mixed_host(
+    method: inlay.Method | None = None, family: str = "bert", head: inlay.Head | None = None, **settings
+) -> torch.nn.Module:
     host = classifier(family)
     inlay.add(host, "mix", inlay.Mixture(method or inlay.Houlsby(size=4), **settings), head=head)
     shake(host, "mix")
@@ -331,7 +333,11 @@ def test_average_of_plain_inlays() -> None:
         torch.testing.assert_close(tensor, 0.5 * a + 0.25 * b + 0.25 * c)
     inlay.activate(host, "soup")
     logits(host)
-    for names, message in [(["a", "other"], "differ in method"), (["a", "mix"], "merge or collapse"), ([], "at least one")]:
+    for names, message in [
+        (["a", "other"], "differ in method"),
+        (["a", "mix"], "merge or collapse"),
+        ([], "at least one"),
+    ]:
         with pytest.raises(inlay.InlayError, match=message):
             inlay.average(host, names, name="bad")
     with pytest.raises(inlay.ConfigError, match="needs 2 weights"):

@@ -14,7 +14,7 @@ NUMBERS = Task(kind="regression", metrics=("pearson", "spearman"))
 
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_to_the_libraries_on_random_predictions(seed):
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(seed)
     targets, predictions = ([chance.randrange(3) for _ in range(50)] for _ in range(2))
     found = score(TASK, targets, predictions)
     assert found == {
@@ -24,10 +24,15 @@ def test_equal_to_the_libraries_on_random_predictions(seed):
         "f1": metrics.f1_score([t == 1 for t in targets], [p == 1 for p in predictions]),
     }
     floats = [chance.random() for _ in range(50)], [chance.random() for _ in range(50)]
-    assert score(NUMBERS, *floats) == {"pearson": stats.pearsonr(*floats).statistic, "spearman": stats.spearmanr(*floats).statistic}
+    assert score(NUMBERS, *floats) == {
+        "pearson": stats.pearsonr(*floats).statistic,
+        "spearman": stats.spearmanr(*floats).statistic,
+    }
 
 
-@pytest.mark.parametrize(("targets", "predictions"), [([0, 0, 0], [0, 0, 0]), ([0, 0, 0], [1, 1, 1]), ([0, 1, 2], [0, 0, 0]), ([1], [1])])
+@pytest.mark.parametrize(
+    ("targets", "predictions"), [([0, 0, 0], [0, 0, 0]), ([0, 0, 0], [1, 1, 1]), ([0, 1, 2], [0, 0, 0]), ([1], [1])]
+)
 def test_degenerate_labels_are_measured_in_silence(targets, predictions):
     """Warnings are errors here."""
     found = score(TASK, targets, predictions)

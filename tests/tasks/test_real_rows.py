@@ -38,14 +38,22 @@ def test_loads_tokenises_and_trains(name, hosts, tmp_path, monkeypatch):
     monkeypatch.setenv("INLAY_CACHE", str(tmp_path))
     read = prepare(Data(task=name, data_dir=FOLDER))
     assert (len(read.train), len(read.validation)) == COUNTS[name]
-    assert read.task.kind != "classification" or {example.target for example in read.train} == set(range(len(read.task.labels)))
+    assert read.task.kind != "classification" or {example.target for example in read.train} == set(
+        range(len(read.task.labels))
+    )
     few = Prepared(read.task, read.train[:16], read.validation[:8], [])
     host, tokenizer = open_host(str(hosts["bert"]), few.task)
     form = form_of(few.task, host.config)
     language = Language(few.task, form, tokenizer, 64)
     begin(host, "x", "inlay", own_head(few.task, form, host), method=inlay.Pfeiffer(reduction=2))
     before = {key: tensor.clone() for key, tensor in host.inlays.state_dict().items()}
-    outcome = fit(host, language, language.split(few.train), language.split(few.validation), Recipe(lr=1e-2, epochs=1, batch_size=8))
+    outcome = fit(
+        host,
+        language,
+        language.split(few.train),
+        language.split(few.validation),
+        Recipe(lr=1e-2, epochs=1, batch_size=8),
+    )
     assert outcome.steps == 2
     assert list(outcome.scores) == list(few.task.metrics)
     assert any(not torch.equal(tensor, before[key]) for key, tensor in host.inlays.state_dict().items())
@@ -58,5 +66,11 @@ def test_text_hosts_train_on_every_kind(name, hosts, tmp_path, monkeypatch):
     host, tokenizer = open_host(str(hosts["t5"]), read.task)
     language = Language(read.task, "text", tokenizer, 64)
     begin(host, "x", "inlay", None, method=inlay.Houlsby(reduction=2))
-    outcome = fit(host, language, language.split(read.train[:8]), language.split(read.validation[:4]), Recipe(lr=1e-2, epochs=2, batch_size=8))
+    outcome = fit(
+        host,
+        language,
+        language.split(read.train[:8]),
+        language.split(read.validation[:4]),
+        Recipe(lr=1e-2, epochs=2, batch_size=8),
+    )
     assert outcome.steps == 2

@@ -6,7 +6,7 @@ import pytest
 from inlay.tasks.errors import DataError
 from inlay.tasks.rows import read_table
 
-ROWS = [{"text": "a, \"quoted\" text\nwith a line", "label": "x"}, {"text": "näive ☃", "label": "y"}]
+ROWS = [{"text": 'a, "quoted" text\nwith a line', "label": "x"}, {"text": "näive ☃", "label": "y"}]
 
 
 def write(path, data):

@@ -8,8 +8,25 @@ from inlay.tasks.examples import examples
 from inlay.tasks.rows import Table
 from inlay.tasks.sources import _as_task_row
 
-FUSION_16 = "mnli qqp sst2 winogrande imdb hellaswag socialiqa cosmosqa scitail argument csqa boolq mrpc sick rte cb".split()
-REST = "cola stsb qnli copa wic multirc record".split()
+FUSION_16 = [
+    "mnli",
+    "qqp",
+    "sst2",
+    "winogrande",
+    "imdb",
+    "hellaswag",
+    "socialiqa",
+    "cosmosqa",
+    "scitail",
+    "argument",
+    "csqa",
+    "boolq",
+    "mrpc",
+    "sick",
+    "rte",
+    "cb",
+]
+REST = ["cola", "stsb", "qnli", "copa", "wic", "multirc", "record"]
 
 
 def write(path, rows):
@@ -24,7 +41,11 @@ def some(count, labels=("x", "y")):
 
 def test_the_papers_tasks_are_built_in():
     assert list(builtin_tasks()) == FUSION_16 + REST
-    assert (task_named("cola").main, task_named("stsb").main, task_named("multirc").main) == ("matthews", "pearson", "f1")
+    assert (task_named("cola").main, task_named("stsb").main, task_named("multirc").main) == (
+        "matthews",
+        "pearson",
+        "f1",
+    )
     with pytest.raises(inlay.NamingError, match="Did you mean 'winogrande'"):
         task_named("winogrand")
 
@@ -52,7 +73,12 @@ def test_hub_rows_become_the_tasks_own(name, hub_row, texts, target):
 
 
 def test_labels_of_own_rows_are_found_and_shown(tmp_path):
-    prepared = prepare(Data(train=write(tmp_path / "t.jsonl", some(40, (3, 1, 2))), validation=write(tmp_path / "v.jsonl", some(9, (1, 2, 3)))))
+    prepared = prepare(
+        Data(
+            train=write(tmp_path / "t.jsonl", some(40, (3, 1, 2))),
+            validation=write(tmp_path / "v.jsonl", some(9, (1, 2, 3))),
+        )
+    )
     assert prepared.task.labels == ("1", "2", "3")
     assert "labels found: 1, 2, 3" in prepared.notes
 
@@ -61,7 +87,8 @@ def test_columns_may_be_templates(tmp_path):
     rows = [{"q": f"why {i}", "a": "so", "ok": i % 2 == 0} for i in range(20)]
     prepared = prepare(Data(train=write(tmp_path / "t.jsonl", rows), text="{q}? {a}", label="ok"))
     assert prepared.task.labels == ("false", "true")
-    assert prepared.train[0].texts[0][0].startswith("why") and prepared.train[0].texts[0][0].endswith("? so")
+    assert prepared.train[0].texts[0][0].startswith("why")
+    assert prepared.train[0].texts[0][0].endswith("? so")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +105,10 @@ def test_wrong_columns_and_labels_name_the_nearest(tmp_path, given, message):
 
 
 def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
-    files = {"train": write(tmp_path / "t.jsonl", some(20)), "validation": write(tmp_path / "v.jsonl", [*some(4), {"text": "a", "label": "new"}])}
+    files = {
+        "train": write(tmp_path / "t.jsonl", some(20)),
+        "validation": write(tmp_path / "v.jsonl", [*some(4), {"text": "a", "label": "new"}]),
+    }
     with pytest.raises(DataError, match=r"v\.jsonl, line 5: label 'new' was not seen in training"):
         prepare(Data(**files))
 
@@ -112,7 +142,12 @@ def test_splits(tmp_path):
     write(folder / "train.jsonl", rows)
     write(folder / "validation.jsonl", rows[:21])
     official = prepare(Data(task="cb", data_dir=tmp_path))
-    assert [len(official.train), len(official.validation), len(official.test), official.judge] == [60, 21, 0, "validation"]
+    assert [len(official.train), len(official.validation), len(official.test), official.judge] == [
+        60,
+        21,
+        0,
+        "validation",
+    ]
     halved = prepare(Data(task="cb", data_dir=tmp_path, splits="compacter"))
     assert [len(halved.train), len(halved.validation), len(halved.test), halved.judge] == [60, 10, 11, "test"]
     assert sorted(e.texts for e in (*halved.validation, *halved.test)) == sorted(e.texts for e in official.validation)

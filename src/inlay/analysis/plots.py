@@ -12,7 +12,9 @@ from torch import Tensor
 from inlay.analysis.activations import FusionActivations
 
 
-def plot_fusion(activations: FusionActivations | Mapping[str, FusionActivations], path: str | os.PathLike[str]) -> tuple[Path, Path]:
+def plot_fusion(
+    activations: FusionActivations | Mapping[str, FusionActivations], path: str | os.PathLike[str]
+) -> tuple[Path, Path]:
     """Draw a heat map as <path>.png and <path>.svg: of one fusion, or of several by their target's name."""
     if isinstance(activations, FusionActivations):
         rows = list(activations.members)
@@ -22,7 +24,9 @@ def plot_fusion(activations: FusionActivations | Mapping[str, FusionActivations]
     else:
         rows = list(activations)
         columns = list(dict.fromkeys(member for one in activations.values() for member in one.members))
-        values = torch.tensor([[one.overall().get(member, float("nan")) for member in columns] for one in activations.values()])
+        values = torch.tensor(
+            [[one.overall().get(member, float("nan")) for member in columns] for one in activations.values()]
+        )
         title = "mean attention of each target to each member"
     return heat_map(values, rows, columns, title, Path(path))
 
@@ -32,9 +36,13 @@ def heat_map(values: Tensor, rows: list[str], columns: list[str], title: str, pa
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2.2 + 0.55 * len(columns) + 0.09 * max(map(len, rows)), 1.8 + 0.36 * len(rows)), layout="constrained")
+    figure = Figure(
+        figsize=(2.2 + 0.55 * len(columns) + 0.09 * max(map(len, rows)), 1.8 + 0.36 * len(rows)), layout="constrained"
+    )
     axes = figure.add_subplot()
-    shown = axes.imshow(values.numpy(), cmap="Blues", vmin=0, vmax=max(1e-9, float(values.nan_to_num().max())), aspect="auto")
+    shown = axes.imshow(
+        values.numpy(), cmap="Blues", vmin=0, vmax=max(1e-9, float(values.nan_to_num().max())), aspect="auto"
+    )
     axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor", fontsize=9)
     axes.set_yticks(range(len(rows)), rows, fontsize=9)
     axes.set_title(title, fontsize=10)
@@ -42,7 +50,15 @@ def heat_map(values: Tensor, rows: list[str], columns: list[str], title: str, pa
     for y, row in enumerate(values.tolist()):
         for x, value in enumerate(row):
             if value == value:  # not a member of that target: left empty
-                axes.text(x, y, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=7, color="white" if value > middle else "#333")
+                axes.text(
+                    x,
+                    y,
+                    f"{value:.2f}".lstrip("0"),
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="white" if value > middle else "#333",
+                )
     figure.colorbar(shown, ax=axes, shrink=0.8)
     png, svg = path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
     path.parent.mkdir(parents=True, exist_ok=True)

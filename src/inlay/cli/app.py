@@ -67,14 +67,14 @@ def inlay(debug: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The entry point. Exit codes: 0 done, 2 a mistake of the user's, 128 + n stopped by signal n, 1 a fault of ours."""
+    """The entry point. Exit codes: 0 done, 1 our fault, 2 the user's mistake, 128 + n stopped by signal n."""
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
     _calm()
     try:
-        inlay.main([word for word in given if word != "--debug"], prog_name="inlay", standalone_mode=False)
-    except click.exceptions.Exit as leave:
-        sys.exit(leave.exit_code)
+        code = inlay.main([word for word in given if word != "--debug"], prog_name="inlay", standalone_mode=False)
+        if code:  # a verb that left early says so by its exit code
+            sys.exit(code)
     except click.ClickException as error:
         error.show()
         sys.exit(2)

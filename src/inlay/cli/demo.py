@@ -28,7 +28,9 @@ def work(out: Path | None, data_dir: Path | None, seeds: int, processes: int | N
 
     out = out or _free(Path("runs") / "demo")
     with Run(out).held(fresh=True):
-        facts = run_demo(out, lambda text: click.echo(text, err=as_json), data_dir=data_dir, seeds=seeds, processes=processes)
+        facts = run_demo(
+            out, lambda text: click.echo(text, err=as_json), data_dir=data_dir, seeds=seeds, processes=processes
+        )
     if as_json:
         tell("", facts, as_json)
 
@@ -40,12 +42,22 @@ def _free(path: Path) -> Path:
 
 
 command = click.Command(
-    "demo", callback=work, help=HELP,
+    "demo",
+    callback=work,
+    help=HELP,
     params=[
-        click.Option(["--out"], type=click.Path(path_type=Path), help="Where to write; without it runs/demo, runs/demo-2 …"),
-        click.Option(["--data-dir"], type=click.Path(path_type=Path, exists=True), help="Rows of the benchmark tasks: MNLI, QQP, SICK, MRPC → RTE, CB."),
+        click.Option(
+            ["--out"], type=click.Path(path_type=Path), help="Where to write; without it runs/demo, runs/demo-2 …"
+        ),
+        click.Option(
+            ["--data-dir"],
+            type=click.Path(path_type=Path, exists=True),
+            help="Rows of the benchmark tasks: MNLI, QQP, SICK, MRPC → RTE, CB.",
+        ),
         click.Option(["--seeds"], type=click.IntRange(min=1), default=3, help="How many seeds. [3]"),
-        click.Option(["--processes"], type=click.IntRange(min=1), help="How many run at once; without it one per core."),
+        click.Option(
+            ["--processes"], type=click.IntRange(min=1), help="How many run at once; without it one per core."
+        ),
         json_flag,
     ],
-)  # fmt: skip
+)

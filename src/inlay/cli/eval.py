@@ -19,7 +19,9 @@ Examples:
 """
 
 
-def work(path: Path, split: str | None, file: Path | None, host: str | None, threads: int | None, as_json: bool) -> None:
+def work(
+    path: Path, split: str | None, file: Path | None, host: str | None, threads: int | None, as_json: bool
+) -> None:
     from inlay.learning.evaluate import ask
     from inlay.learning.opened import open_for_use
     from inlay.learning.threads import use_threads
@@ -29,18 +31,30 @@ def work(path: Path, split: str | None, file: Path | None, host: str | None, thr
     source, rows = opened.rows(split, file)
     material = opened.language.split(rows)
     scores = opened.language.measure(material, ask(opened.host, opened.language, material))
-    facts = {"path": str(path), "task": opened.language.task.name, "rows": len(rows), "source": source, "scores": scores}
+    facts = {
+        "path": str(path),
+        "task": opened.language.task.name,
+        "rows": len(rows),
+        "source": source,
+        "scores": scores,
+    }
     tell(columns(list(scores.items()), (f"{source} of {facts['task']}, {len(rows):,} rows", "score")), facts, as_json)
 
 
 command = click.Command(
-    "eval", callback=work, help=HELP,
+    "eval",
+    callback=work,
+    help=HELP,
     params=[
         click.Argument(["path"], type=click.Path(path_type=Path)),
-        click.Option(["--split"], type=click.Choice(["train", "validation", "test"]), help="The split; without it test, or validation."),
+        click.Option(
+            ["--split"],
+            type=click.Choice(["train", "validation", "test"]),
+            help="The split; without it test, or validation.",
+        ),
         click.Option(["--file"], type=click.Path(path_type=Path), help="Labelled rows of your own instead."),
         click.Option(["--host"], help="The host, where it has moved or PATH is an inlay without one."),
         click.Option(["--threads"], type=click.IntRange(min=1), help="Threads of torch; without it half of the cores."),
         json_flag,
     ],
-)  # fmt: skip
+)

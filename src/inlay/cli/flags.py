@@ -15,7 +15,9 @@ from inlay.errors import ConfigError
 
 json_flag = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, for machines.")
 quiet_flag = click.Option(["--quiet"], is_flag=True, help="Show no progress.")
-config_flag = click.Option(["--config"], type=click.Path(path_type=Path), help="A YAML file with the same names as the flags; flags win.")
+config_flag = click.Option(
+    ["--config"], type=click.Path(path_type=Path), help="A YAML file with the same names as the flags; flags win."
+)
 
 
 def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[click.Parameter]:
@@ -30,7 +32,11 @@ def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[clic
         if several:
             text += " Repeat it, or separate by commas." if name != "options" else " Repeat it for more."
         shown = f" [{default}]" if default is not None else ""
-        made.append(click.Option([f"--{name.replace('_', '-')}", name], type=kind, multiple=several, default=None, help=text + shown))
+        made.append(
+            click.Option(
+                [f"--{name.replace('_', '-')}", name], type=kind, multiple=several, default=None, help=text + shown
+            )
+        )
     return made
 
 

@@ -35,8 +35,16 @@ def _run(path: Path) -> dict[str, Any]:
     record, history = run.record(), run.history()
     main = record["task"]["metrics"][0]
     values = [value for entry in history if (value := entry.get(f"validation_{main}")) is not None]
-    facts = {key: record.get(key) for key in ("status", "name", "mode", "method", "host", "rows", "trained_parameters", "host_parameters")}
-    facts |= {"task": record["task"]["name"], "labels": record["task"]["labels"], "scores": record.get("scores"), "judged": record.get("judged")}
+    facts = {
+        key: record.get(key)
+        for key in ("status", "name", "mode", "method", "host", "rows", "trained_parameters", "host_parameters")
+    }
+    facts |= {
+        "task": record["task"]["name"],
+        "labels": record["task"]["labels"],
+        "scores": record.get("scores"),
+        "judged": record.get("judged"),
+    }
     facts |= {key: record.get(key) for key in ("best_step", "steps", "seconds", "padding", "seed", "versions")}
     facts["curve"] = values
     facts["members"] = sorted(member.name for member in run.members.iterdir()) if run.members.is_dir() else []
@@ -84,10 +92,14 @@ def _shown(value: Any) -> str:
 
 
 command = click.Command(
-    "inspect", callback=work, help=HELP,
+    "inspect",
+    callback=work,
+    help=HELP,
     params=[
         click.Argument(["path"], type=click.Path(path_type=Path, exists=True)),
-        click.Option(["--picture"], type=click.Path(path_type=Path), help="Draw a fusion's heat map here, as .png and .svg."),
+        click.Option(
+            ["--picture"], type=click.Path(path_type=Path), help="Draw a fusion's heat map here, as .png and .svg."
+        ),
         json_flag,
     ],
-)  # fmt: skip
+)

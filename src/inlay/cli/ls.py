@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,7 +24,12 @@ Examples:
 
 
 def work(what: str | None, folder: Path, as_json: bool) -> None:
-    listings = {"methods": _methods, "tasks": _tasks, "families": _families, "runs": lambda: _runs(folder)}
+    listings: dict[str, Callable[[], list[Any]]] = {
+        "methods": _methods,
+        "tasks": _tasks,
+        "families": _families,
+        "runs": lambda: _runs(folder),
+    }
     chosen = [what] if what else list(listings)
     found = {name: listings[name]() for name in chosen}
     text = "\n\n".join(f"{name}\n{columns(rows) or '(none)'}" for name, rows in found.items())
@@ -51,13 +58,17 @@ def _registered(node: ast.stmt) -> str | None:
 def _tasks() -> list[tuple[str, str, str, str]]:
     from inlay.tasks import builtin_tasks
 
-    return [(t.name, t.kind, t.main, t.hub.path if t.hub else "on request from its owner") for t in builtin_tasks().values()]
+    return [
+        (t.name, t.kind, t.main, t.hub.path if t.hub else "on request from its owner") for t in builtin_tasks().values()
+    ]
 
 
 def _families() -> list[tuple[str]]:
     """The table of families, read from the source for the same reason."""
     for node in ast.parse((files("inlay") / "anatomy.py").read_text(encoding="utf-8")).body:
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []
+        targets = (
+            [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []
+        )
         names = [target.id for target in targets if isinstance(target, ast.Name)]
         if "FAMILIES" in names and isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
             return sorted((str(ast.literal_eval(key)),) for key in node.value.keys if key is not None)
@@ -72,15 +83,27 @@ def _runs(folder: Path) -> list[tuple[str, str, str, str, str]]:
         record = run.record()
         scores = record.get("scores") or {}
         main = next((f"{name} {value:.4f}" for name, value in scores.items() if value is not None), "")
-        rows.append((str(run.folder), str(record.get("status")), str(record["task"]["name"]), str(record["method"] or record["mode"]), main))
+        rows.append(
+            (
+                str(run.folder),
+                str(record.get("status")),
+                str(record["task"]["name"]),
+                str(record["method"] or record["mode"]),
+                main,
+            )
+        )
     return rows
 
 
 command = click.Command(
-    "ls", callback=work, help=HELP,
+    "ls",
+    callback=work,
+    help=HELP,
     params=[
         click.Argument(["what"], required=False, type=click.Choice(["methods", "tasks", "families", "runs"])),
-        click.Option(["--in", "folder"], type=click.Path(path_type=Path), default=Path("runs"), help="Folder with runs. [runs]"),
+        click.Option(
+            ["--in", "folder"], type=click.Path(path_type=Path), default=Path("runs"), help="Folder with runs. [runs]"
+        ),
         json_flag,
     ],
-)  # fmt: skip
+)

@@ -31,7 +31,11 @@ def work(path: Path, out: Path, host: str | None, as_json: bool) -> None:
     merge(opened.host, opened.name)
     folder = save(opened.host, opened.name, out, task=manifest["task"], metrics=manifest["metrics"])
     method = read_manifest(folder)["method"]["kind"]
-    tell(f"{opened.name} is a {method} inlay now: {folder}", {"name": opened.name, "method": method, "path": str(folder)}, as_json)
+    tell(
+        f"{opened.name} is a {method} inlay now: {folder}",
+        {"name": opened.name, "method": method, "path": str(folder)},
+        as_json,
+    )
 
 
 command = click.Command(

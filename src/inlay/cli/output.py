@@ -21,7 +21,10 @@ def columns(rows: Sequence[Sequence[Any]], header: Sequence[str] = ()) -> str:
     whole = [list(header), *cells] if header else cells
     widths = [max(len(row[i]) for row in whole) for i in range(len(whole[0]))] if whole else []
     right = [bool(rows) and isinstance(rows[0][i], int | float) for i in range(len(widths))]
-    lines = ["  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip() for row in whole]
+    lines = [
+        "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in whole
+    ]
     return "\n".join(lines)
 
 

@@ -50,11 +50,15 @@ def work(host: str, method: str | None, options: tuple[str, ...], as_json: bool)
 
 
 command = click.Command(
-    "params", callback=work, help=HELP,
+    "params",
+    callback=work,
+    help=HELP,
     params=[
         click.Argument(["host"]),
         click.Option(["--method"], help="One method (see `inlay ls methods`)."),
-        click.Option(["--options"], multiple=True, help="The method's own settings, as in reduction=16. Repeat it for more."),
+        click.Option(
+            ["--options"], multiple=True, help="The method's own settings, as in reduction=16. Repeat it for more."
+        ),
         json_flag,
     ],
-)  # fmt: skip
+)

@@ -24,7 +24,9 @@ Examples:
 """
 
 
-def work(path: Path, texts: tuple[str, ...], file: Path | None, out: Path | None, host: str | None, threads: int | None) -> None:
+def work(
+    path: Path, texts: tuple[str, ...], file: Path | None, out: Path | None, host: str | None, threads: int | None
+) -> None:
     from inlay.errors import ConfigError
     from inlay.learning.files import write_whole
     from inlay.learning.opened import open_for_use
@@ -34,7 +36,9 @@ def work(path: Path, texts: tuple[str, ...], file: Path | None, out: Path | None
         raise ConfigError("give texts or a file, not both.")
     use_threads(threads)
     opened = open_for_use(path, host)
-    lines = [json.dumps(entry, ensure_ascii=False) for entry in opened.predict(_table(opened.language.task, texts, file))]
+    lines = [
+        json.dumps(entry, ensure_ascii=False) for entry in opened.predict(_table(opened.language.task, texts, file))
+    ]
     if out is not None:
         write_whole(out, "\n".join(lines) + "\n")
         click.echo(f"{len(lines):,} predictions: {out}", err=True)
@@ -85,13 +89,17 @@ def _row(task: Any, texts: tuple[str, ...], where: str) -> dict[str, Any]:
 
 
 command = click.Command(
-    "predict", callback=work, help=HELP,
+    "predict",
+    callback=work,
+    help=HELP,
     params=[
         click.Argument(["path"], type=click.Path(path_type=Path)),
         click.Argument(["texts"], nargs=-1),
         click.Option(["--file"], type=click.Path(path_type=Path), help="Rows to label."),
-        click.Option(["--out"], type=click.Path(path_type=Path), help="Write here instead of stdout, whole or not at all."),
+        click.Option(
+            ["--out"], type=click.Path(path_type=Path), help="Write here instead of stdout, whole or not at all."
+        ),
         click.Option(["--host"], help="The host, where it has moved or PATH is an inlay without one."),
         click.Option(["--threads"], type=click.IntRange(min=1), help="Threads of torch; without it half of the cores."),
     ],
-)  # fmt: skip
+)

@@ -26,7 +26,10 @@ def work(path: Path, out: Path, keep: int | None, threshold: float | None, threa
     use_threads(threads)
     facts = write_pruned(path, out, keep, threshold)
     scores = [(name, facts["before"][name], facts["after"][name]) for name in facts["before"]]
-    text = columns(scores, ("", "before", "after")) + f"\nkept: {', '.join(facts['kept'])}\ngone: {', '.join(facts['gone'])}\nrun:  {out}"
+    text = (
+        columns(scores, ("", "before", "after"))
+        + f"\nkept: {', '.join(facts['kept'])}\ngone: {', '.join(facts['gone'])}\nrun:  {out}"
+    )
     tell(text, facts, as_json)
 
 

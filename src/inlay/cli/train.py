@@ -26,7 +26,9 @@ def work(config: Path | None, resume: Path | None, as_json: bool, quiet: bool, *
     if resume is not None:
         extra = [name for name, value in {**given, "config": config}.items() if value not in (None, ())]
         if extra:
-            raise click.UsageError(f"--resume goes on with the run's own settings; take away --{extra[0].replace('_', '-')}.")
+            raise click.UsageError(
+                f"--resume goes on with the run's own settings; take away --{extra[0].replace('_', '-')}."
+            )
     run_job(config, resume, given, as_json, quiet)
 
 
@@ -37,18 +39,29 @@ def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_
     from inlay.learning.run import Run
     from inlay.learning.watch import watcher
 
-    settings = Settings(**Run(resume).config() | {"out": resume}) if resume is not None else Settings(**merged(config, given))
+    settings = (
+        Settings(**Run(resume).config() | {"out": resume}) if resume is not None else Settings(**merged(config, given))
+    )
     try:
         run = train(settings, resume=resume is not None, watch=watcher(quiet))
     except Interrupted as stopped:
         click.echo(f"stopped by {stopped} and saved. To go on: inlay train --resume {settings.out}", err=True)
         raise click.exceptions.Exit(128 + stopped.signal_number) from None
     record = run.record()
-    text = columns([(name, value) for name, value in record["scores"].items()], (f"{record['judged']} of {record['task']['name']}", "score"))
-    tell(f"{text}\nreport: {run.report}\ninlay:  {run.inlay}" if record["name"] else f"{text}\nreport: {run.report}", record, as_json)
+    text = columns(
+        [(name, value) for name, value in record["scores"].items()],
+        (f"{record['judged']} of {record['task']['name']}", "score"),
+    )
+    tell(
+        f"{text}\nreport: {run.report}\ninlay:  {run.inlay}" if record["name"] else f"{text}\nreport: {run.report}",
+        record,
+        as_json,
+    )
 
 
-resume_flag = click.Option(["--resume"], type=click.Path(path_type=Path), help="Go on with an interrupted run, with its own settings.")
+resume_flag = click.Option(
+    ["--resume"], type=click.Path(path_type=Path), help="Go on with an interrupted run, with its own settings."
+)
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",
     params=[config_flag, resume_flag, *flags(Settings, leave_out={"members"}), json_flag, quiet_flag],

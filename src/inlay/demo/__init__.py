@@ -15,7 +15,9 @@ from inlay.demo.wheels import host_folder, rows_folder
 from inlay.demo.workers import run_all
 
 
-def run_demo(out: Path, say: Callable[[str], None], *, data_dir: Path | None = None, seeds: int = 3, processes: int | None = None) -> dict[str, Any]:
+def run_demo(
+    out: Path, say: Callable[[str], None], *, data_dir: Path | None = None, seeds: int = 3, processes: int | None = None
+) -> dict[str, Any]:
     """Train an inlay per source, then compare on the targets; writes and returns the results."""
     began = time.monotonic()
     say("host: all-MiniLM-L6-v2, from the package index")
@@ -25,14 +27,17 @@ def run_demo(out: Path, say: Callable[[str], None], *, data_dir: Path | None = N
         study = Tweets(host=host, folder=rows_folder())
     else:
         study = Inference(host=host, folder=data_dir.absolute())
-    count = processes or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else processes or os.cpu_count() or 1
-    say(f"1. an inlay for each source task: {', '.join(f'{name} ({rows:,} rows)' for name, rows in study.sources.items())}")
+    count = (
+        processes or len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else processes or os.cpu_count() or 1
+    )
+    say(f"1. an inlay for each source task: {_listed(study.sources)}")
     inlays = out / "inlays"
     results = run_all([LearnSource(study, name, inlays) for name in study.sources], count)
     for result in results:
         say(f"   {result['source']:<12} validation accuracy {100 * result['accuracy']:.1f}")
-    few = ", ".join(f"{name} ({rows:,} rows)" for name, rows in study.targets.items())
-    say(f"2. each target from few rows, four ways, {seeds} seeds: {few}")
+    say(f"2. each target from few rows, four ways, {seeds} seeds: {_listed(study.targets)}")
     results += run_all(_comparison(study, inlays, seeds), count)
     seconds = time.monotonic() - began
     report = write_page(out, study, results, seconds)
@@ -42,6 +47,10 @@ def run_demo(out: Path, say: Callable[[str], None], *, data_dir: Path | None = N
         say(f"\nthe {target} fusion listens to: " + ", ".join(f"{name} {share:.2f}" for name, share in shares))
     say(f"\nreport: {report}   ({seconds:.0f} s)")
     return {"report": str(report), "seconds": seconds, "table": summary(results, list(study.targets))}
+
+
+def _listed(rows: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({count:,} rows)" for name, count in rows.items())
 
 
 def _comparison(study: Study, inlays: Path, seeds: int) -> list[Chain]:

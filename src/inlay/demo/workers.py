@@ -90,9 +90,14 @@ class Board:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
             self.bars = Progress(
-                TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
-                console=Console(stderr=True), transient=True,
-            )  # fmt: skip
+                TextColumn("{task.description:<20}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
             self.whole = self.bars.add_task("all", total=pieces, note="")
             self.rows: dict[str, Any] = {}
             self.bars.start()
@@ -111,15 +116,25 @@ class Board:
         for name, (done, total, loss, score) in self.latest.items():
             if name not in self.rows:
                 self.rows[name] = self.bars.add_task(name, total=total, note="")
-            self.bars.update(self.rows[name], completed=done, total=total, visible=done < total, note=f"loss {loss:.3f} {score}")
+            self.bars.update(
+                self.rows[name], completed=done, total=total, visible=done < total, note=f"loss {loss:.3f} {score}"
+            )
 
     def _line(self, finished: int) -> None:
         now = time.monotonic()
         if now - self.shown < self.every:
             return
         self.shown = now
-        running = [f"{name} {done}/{total} loss {loss:.3f}" for name, (done, total, loss, _) in self.latest.items() if done < total]
-        print(f"{clock(now - self.began)}  {finished}/{self.pieces} done  {'; '.join(running)}", file=sys.stderr, flush=True)
+        running = [
+            f"{name} {done}/{total} loss {loss:.3f}"
+            for name, (done, total, loss, _) in self.latest.items()
+            if done < total
+        ]
+        print(
+            f"{clock(now - self.began)}  {finished}/{self.pieces} done  {'; '.join(running)}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def close(self) -> None:
         if self.bars is not None:

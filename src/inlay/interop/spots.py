@@ -6,13 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from inlay.anatomy import Anatomy
+from inlay.checkpoint import misfit, pour
+from inlay.errors import InlayError
 from inlay.interop.files import Tensors
+from inlay.registry import Inlay
 
 
 @dataclass(frozen=True)
@@ -66,3 +72,17 @@ def _theirs(mine: Tensor, shares: int) -> tuple[int, ...]:
     if mine.dim() == 0:
         return (1,)
     return (mine.shape[0] * shares, *mine.shape[1:])
+
+
+def built(model: PreTrainedModel, anatomy: Anatomy, inlay: Inlay, spots_of: Callable[[Inlay], Spots], found: Tensors, folder: Path) -> Inlay:
+    """The inlay with every module made and their tensors poured in; the host knows nothing of it yet."""
+    try:
+        inlay.fill(model, anatomy)
+        spots = spots_of(inlay)
+    except InlayError as error:
+        raise misfit(folder, [str(error)]) from None
+    tensors, problems = gather(spots, inlay.tensors(), found)
+    if problems:
+        raise misfit(folder, problems)
+    pour(inlay, tensors)
+    return inlay

@@ -12,11 +12,24 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "Answer": "material", "Interrupted": "interrupt", "Language": "material", "Outcome": "loop", "Recipe": "recipe", "Run": "run",
-    "Settings": "settings", "Split": "material", "ask": "evaluate", "filled": "recipe", "fit": "loop", "get_ready": "job",
-    "open_for_use": "opened", "open_host": "hosts", "own_head": "hosts", "train": "job",
-}  # fmt: skip
-__all__ = sorted(_HOME)  # noqa: PLE0605
+    "Answer": "material",
+    "Interrupted": "interrupt",
+    "Language": "material",
+    "Outcome": "loop",
+    "Recipe": "recipe",
+    "Run": "run",
+    "Settings": "settings",
+    "Split": "material",
+    "ask": "evaluate",
+    "filled": "recipe",
+    "fit": "loop",
+    "get_ready": "job",
+    "open_for_use": "opened",
+    "open_host": "hosts",
+    "own_head": "hosts",
+    "train": "job",
+}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -38,7 +38,9 @@ def confusion(labels: Sequence[str], targets: Sequence[int], predictions: Sequen
     highest = max(map(max, counts))
     for row, line in enumerate(counts):
         for column, count in enumerate(line):
-            axis.text(column, row, str(count), ha="center", va="center", color="white" if count > highest / 2 else "black")
+            axis.text(
+                column, row, str(count), ha="center", va="center", color="white" if count > highest / 2 else "black"
+            )
     return svg(figure)
 
 

@@ -16,9 +16,9 @@ from inlay.learning.watch import clock
 
 
 def estimate(job: Job) -> dict[str, Any]:
-    """Rows, labels, lengths, parameters, memory and time. One batch of middle length is run; nothing is changed or written."""
+    """Rows, labels, lengths, parameters, memory and time. One batch of middle length is run; nothing is written."""
     settings, train = job.settings, job.split("train")
-    lengths = train.features.lengths
+    lengths, limit = train.features.lengths, job.language.max_length
     batches = training_batches(lengths, settings.batch_size, settings.seed, 0)
     assert settings.epochs is not None
     steps = min(settings.max_steps or 1 << 60, settings.epochs * len(batches))
@@ -29,7 +29,7 @@ def estimate(job: Job) -> dict[str, Any]:
         "rows": {split: len(getattr(job.prepared, split)) for split in ("train", "validation", "test")},
         "labels": _labels(job),
         "notes": list(job.prepared.notes),
-        "longest_row": f"{int(lengths.max())} tokens (limit {job.language.max_length}; {int((lengths >= job.language.max_length).sum())} rows at it)",
+        "longest_row": f"{int(lengths.max())} tokens (limit {limit}; {int((lengths >= limit).sum())} rows at it)",
         "padding": f"{padding_share(lengths, batches):.1%}",
         "host_parameters": summary(job.host).host_parameters,
         "trained_parameters": trained,

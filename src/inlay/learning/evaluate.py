@@ -20,8 +20,13 @@ NEW_TOKENS = 8
 
 @torch.no_grad()
 def ask(
-    host: PreTrainedModel, language: Language, split: Split, *, accelerator: Any = None, watch: Callable[[int], None] | None = None
-) -> list[Answer]:  # fmt: skip
+    host: PreTrainedModel,
+    language: Language,
+    split: Split,
+    *,
+    accelerator: Any = None,
+    watch: Callable[[int], None] | None = None,
+) -> list[Answer]:
     """The active setup's answers, in the order of the examples. The host is left in the state it was in."""
     training = host.training
     host.eval()
@@ -31,7 +36,11 @@ def ask(
         for rows in reading_batches(split.features.lengths, BATCH)[rank::world]:
             batch = {name: tensor.to(host.device) for name, tensor in split.features.batch(rows).items()}
             batch.pop("labels", None)
-            said = _generated(host, language, split, batch) if language.form == "text" else language.answers(scores(host, batch))
+            said = (
+                _generated(host, language, split, batch)
+                if language.form == "text"
+                else language.answers(scores(host, batch))
+            )
             found += zip(rows, said, strict=True)
             if watch is not None:
                 watch(len(rows))

@@ -1,8 +1,8 @@
 """Examples as tokens: tokenised once, kept flat in memory and cached on disk; a batch is padded to its own longest row.
 
-    ids     every sequence, one after the other     (all tokens,)
-    starts  where each sequence begins              (sequences + 1,)
-    owns    the first sequence of each example      (examples + 1,); more than one each only for `choice`
+ids     every sequence, one after the other     (all tokens,)
+starts  where each sequence begins              (sequences + 1,)
+owns    the first sequence of each example      (examples + 1,); more than one each only for `choice`
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,9 @@ class Tokens:
             at = at - (longest - lengths).unsqueeze(1)
         real = (at >= 0) & (at < lengths.unsqueeze(1))
         flat = (begin.unsqueeze(1) + at).clamp(0, max(0, int(self.starts[-1]) - 1))
-        found = {name: torch.where(real, column[flat].long(), pads.get(name, 0)) for name, column in self.columns.items()}
+        found = {
+            name: torch.where(real, column[flat].long(), pads.get(name, 0)) for name, column in self.columns.items()
+        }
         return found | {"mask": real.long()}
 
 
@@ -69,7 +72,11 @@ class Features:
     def lengths(self) -> Tensor:
         """The longest sequence of each example."""
         lengths = self.inputs.lengths
-        return torch.stack([lengths[a:b].max() for a, b in zip(self.owns[:-1], self.owns[1:], strict=True)]) if self.several else lengths
+        return (
+            torch.stack([lengths[a:b].max() for a, b in zip(self.owns[:-1], self.owns[1:], strict=True)])
+            if self.several
+            else lengths
+        )
 
     @property
     def several(self) -> bool:
@@ -128,10 +135,8 @@ def _tokens(tokenizer: Any, texts: list[str], pairs: list[str | None], max_lengt
     made = tokenizer(texts, seconds, truncation=True, max_length=max_length, return_attention_mask=False)
     starts = torch.tensor([0, *map(len, made["input_ids"])]).cumsum(0)
     columns = {name: torch.tensor([i for row in rows for i in row], dtype=torch.int32) for name, rows in made.items()}
-    try:
+    with suppress(OSError):  # a cache that cannot be written costs time, not the run
         write_whole(file, safetensors.torch.save(columns | {"starts": starts}))
-    except OSError:
-        pass  # a cache that cannot be written costs time, not the run
     return Tokens(columns, starts), False
 
 

@@ -1,9 +1,9 @@
 """Open a host for a task: the transformers class that its form of answer needs, and its tokenizer.
 
-    form       answers with                        host class
-    labels     a label or a number                 AutoModelForSequenceClassification
-    choice     one of the row's choices            AutoModelForMultipleChoice
-    text       generated text                      AutoModelForSeq2SeqLM
+form       answers with                        host class
+labels     a label or a number                 AutoModelForSequenceClassification
+choice     one of the row's choices            AutoModelForMultipleChoice
+text       generated text                      AutoModelForSeq2SeqLM
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def form_of(task: Task, config: Any) -> Form:
     """How a host of this configuration answers a task."""
     if task.kind == "text" or config.model_type in GENERATORS:
         if not config.is_encoder_decoder:
-            raise InlayError(f"{task.name} asks for text, which needs a sequence-to-sequence host such as T5, not {config.model_type}.")
+            raise InlayError(f"{task.name} asks for text, which needs a host such as T5, not {config.model_type}.")
         return "text"
     return "choice" if task.kind == "choice" else "labels"
 
@@ -40,7 +40,7 @@ def open_config(name: str) -> Any:
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise InlayError(
-            f"no host {name!r}: it is neither a folder with a config.json nor a model that could be had from the hub. {reason}"
+            f"no host {name!r}: neither a folder with a config.json nor a model that the hub would give. {reason}"
         ) from None
 
 

@@ -29,7 +29,9 @@ class Interrupts:
             self.before = {number: signal.signal(number, self._note) for number in self.CAUGHT}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 

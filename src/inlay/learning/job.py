@@ -17,7 +17,7 @@ from inlay.host import summary
 from inlay.learning.evaluate import ask
 from inlay.learning.hosts import form_of, longest_input, open_config, open_host, own_head
 from inlay.learning.interrupt import Interrupted
-from inlay.learning.loop import Outcome, accelerator_for, fit
+from inlay.learning.loop import Outcome, accelerator_for, check_batch, fit
 from inlay.learning.material import Answer, Language, Split
 from inlay.learning.modes import begin
 from inlay.learning.objective import objective_for
@@ -55,7 +55,9 @@ def get_ready(settings: Settings) -> Job:
     form = form_of(prepared.task, host.config)
     head = own_head(prepared.task, form, host, settings.head_layers, settings.head_dropout)
     name = begin(host, settings.name or prepared.task.name, settings.mode, head, method=method, members=members)
-    settings = settings.model_copy(update=filled(settings, kind_of(settings), text=form == "text").model_dump(include={"lr", "epochs"}))
+    settings = settings.model_copy(
+        update=filled(settings, kind_of(settings), text=form == "text").model_dump(include={"lr", "epochs"})
+    )
     language = Language(prepared.task, form, tokenizer, longest_input(host, tokenizer, settings.max_length))
     return Job(settings, prepared, host, language, name)
 
@@ -77,6 +79,7 @@ def _checked(settings: Settings) -> tuple[Method | None, Prepared, list[Path]]:
     if problems:
         raise ConfigError("\n".join(problems))
     method, prepared, members, _ = found
+    check_batch(len(prepared.train), settings)
     return method, prepared, members
 
 
@@ -131,9 +134,19 @@ def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher) -> None
     if job.settings.trackers:
         accelerator.init_trackers("inlay", config={"task": job.prepared.task.name, "seed": job.settings.seed})
     outcome = fit(
-        job.host, job.language, job.split("train"), job.split("validation"), job.settings, objective=objective_for(job.host, job.name),
-        accelerator=accelerator, checkpoint=run.checkpoint, log=run.log, rewind=run.forget_after, watch=watch, title=job.name or "host",
-    )  # fmt: skip
+        job.host,
+        job.language,
+        job.split("train"),
+        job.split("validation"),
+        job.settings,
+        objective=objective_for(job.host, job.name),
+        accelerator=accelerator,
+        checkpoint=run.checkpoint,
+        log=run.log,
+        rewind=run.forget_after,
+        watch=watch,
+        title=job.name or "host",
+    )
     judged = job.split(job.prepared.judge)
     answers = ask(job.host, job.language, judged, accelerator=accelerator)
     if main:
@@ -154,9 +167,15 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: Split, answers: list[A
         job.host.save_pretrained(run.host, state_dict=own)
         job.language.tokenizer.save_pretrained(run.host)
     run.note(
-        judged=job.prepared.judge, scores=scores, validation=outcome.scores, best_step=outcome.best_step, steps=outcome.steps,
-        seconds=round(outcome.seconds, 1), examples_per_second=round(outcome.examples_per_second, 2), padding=round(outcome.padding, 4),
-    )  # fmt: skip
+        judged=job.prepared.judge,
+        scores=scores,
+        validation=outcome.scores,
+        best_step=outcome.best_step,
+        steps=outcome.steps,
+        seconds=round(outcome.seconds, 1),
+        examples_per_second=round(outcome.examples_per_second, 2),
+        padding=round(outcome.padding, 4),
+    )
     write_report(run, job, judged, answers)
     run.note(status="finished")
     run.checkpoint.unlink(missing_ok=True)

@@ -62,21 +62,33 @@ def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     return Accelerator(
         mixed_precision=recipe.precision, log_with=list(trackers) or None, project_dir=folder, kwargs_handlers=[unused]
-    )  # fmt: skip
+    )
 
 
 def fit(
-    host: PreTrainedModel, language: Language, train: Split, validation: Split, recipe: Recipe, *,
-    objective: Objective = plain_loss, accelerator: Accelerator | None = None, checkpoint: Path | None = None,
-    log: Log | None = None, rewind: Callable[[int], None] | None = None, watch: Watcher | None = None, title: str = "train",
-) -> Outcome:  # fmt: skip
+    host: PreTrainedModel,
+    language: Language,
+    train: Split,
+    validation: Split,
+    recipe: Recipe,
+    *,
+    objective: Objective = plain_loss,
+    accelerator: Accelerator | None = None,
+    checkpoint: Path | None = None,
+    log: Log | None = None,
+    rewind: Callable[[int], None] | None = None,
+    watch: Watcher | None = None,
+    title: str = "train",
+) -> Outcome:
     """Train whatever requires gradients; at the end the host holds the state that was best on the validation rows.
 
     checkpoint: the run is saved there as it goes, and goes on from there if the file exists.
     log:        is given one entry per evaluation.
     rewind:     is told the step that training goes on from, before the first one.
     """
-    loop = _Loop(host, language, train, validation, recipe, objective, accelerator, checkpoint, log, watch or Silent(), title)
+    loop = _Loop(
+        host, language, train, validation, recipe, objective, accelerator, checkpoint, log, watch or Silent(), title
+    )
     loop.start()
     if rewind is not None and loop.accelerator.is_main_process:
         rewind(loop.position.step)
@@ -85,23 +97,42 @@ def fit(
 
 class _Loop:
     def __init__(
-        self, host: PreTrainedModel, language: Language, train: Split, validation: Split, recipe: Recipe, objective: Objective,
-        accelerator: Accelerator | None, checkpoint: Path | None, log: Log | None, watch: Watcher, title: str,
-    ) -> None:  # fmt: skip
+        self,
+        host: PreTrainedModel,
+        language: Language,
+        train: Split,
+        validation: Split,
+        recipe: Recipe,
+        objective: Objective,
+        accelerator: Accelerator | None,
+        checkpoint: Path | None,
+        log: Log | None,
+        watch: Watcher,
+        title: str,
+    ) -> None:
         if recipe.lr is None or recipe.epochs is None:
-            raise ConfigError("this recipe is not complete: lr and epochs are open. Use inlay.learning.filled(recipe, kind).")
-        if len(train.features) < recipe.batch_size:
-            raise ConfigError(f"{len(train.features)} training rows are fewer than a batch of {recipe.batch_size}; use a smaller batch_size.")
+            raise ConfigError(
+                "this recipe is not complete: lr and epochs are open. Use inlay.learning.filled(recipe, kind)."
+            )
+        check_batch(len(train.features), recipe)
         self.accelerator = accelerator or accelerator_for(recipe)
         self.host, self.language, self.train, self.validation = host, language, train, validation
-        self.recipe, self.objective, self.checkpoint, self.watch, self.title = recipe, objective, checkpoint, watch, title
+        self.recipe, self.objective, self.checkpoint, self.watch, self.title = (
+            recipe,
+            objective,
+            checkpoint,
+            watch,
+            title,
+        )
         self.log = log if log is not None and self.accelerator.is_main_process else lambda entry: None
         self.lengths = train.features.lengths
         self.per_epoch = math.ceil(len(train.features) / recipe.batch_size)
         self.total = min(recipe.max_steps or math.inf, recipe.epochs * self.per_epoch)
         self.learned = Learned(host)
         if not self.learned.now:
-            raise ConfigError("nothing to train: no parameter of the host requires a gradient. Call inlay.train(host, name) first.")
+            raise ConfigError(
+                "nothing to train: no parameter of the host requires a gradient. Call inlay.train(host, name) first."
+            )
         self.model, self.optimizer = self.accelerator.prepare(host, _adamw(self.learned.now, recipe))
         self.position = Position()
         self.history: list[dict[str, Any]] = []
@@ -111,7 +142,9 @@ class _Loop:
         """The first step of a new run, or where the checkpoint left off."""
         torch.manual_seed(self.recipe.seed + 1_000 * self.accelerator.process_index)
         if self.checkpoint is not None and self.checkpoint.exists():
-            self.position = load_state(self.checkpoint, self.learned, self.optimizer.optimizer, self.accelerator.process_index)
+            self.position = load_state(
+                self.checkpoint, self.learned, self.optimizer.optimizer, self.accelerator.process_index
+            )
 
     def run(self) -> Outcome:
         began = time.monotonic()
@@ -129,13 +162,21 @@ class _Loop:
         self.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         scores = self.language.measure(self.validation, self._answers())
         seconds = time.monotonic() - began
-        padding = padding_share(self.lengths, training_batches(self.lengths, self.recipe.batch_size, self.recipe.seed, 0))
+        padding = padding_share(
+            self.lengths, training_batches(self.lengths, self.recipe.batch_size, self.recipe.seed, 0)
+        )
         return Outcome(
-            scores, self.position.best_step, self.position.step, seconds, self.seen_rows / max(seconds, 1e-9), padding, self.history
+            scores,
+            self.position.best_step,
+            self.position.step,
+            seconds,
+            self.seen_rows / max(seconds, 1e-9),
+            padding,
+            self.history,
         )
 
     def _batches(self) -> Iterator[list[int]]:
-        """The batches still to come. The position moves on before a batch is handed out, so that a save after it is right."""
+        """The batches still to come. The position moves on before a batch is handed out: a save after it is right."""
         at = self.position
         while at.step < self.total and not at.stopped:
             batches = training_batches(self.lengths, self.recipe.batch_size, self.recipe.seed, at.epoch)
@@ -160,7 +201,9 @@ class _Loop:
         for i, part in enumerate(parts):
             last = i == len(parts) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
-                batch = {name: tensor.to(self.accelerator.device) for name, tensor in self.train.features.batch(part).items()}
+                batch = {
+                    name: tensor.to(self.accelerator.device) for name, tensor in self.train.features.batch(part).items()
+                }
                 loss = self.objective(self.model, self.host, self.language, batch, weight, 1 / len(parts))
                 self.accelerator.backward(loss)
             summed += float(loss.detach())
@@ -185,9 +228,12 @@ class _Loop:
         scores = self.language.measure(self.validation, self._answers())
         loss = torch.tensor(at.loss_sum / at.loss_steps if at.loss_steps else math.nan, device=self.accelerator.device)
         entry = {
-            "step": at.step, "epoch": at.step / self.per_epoch, "loss": float(self.accelerator.reduce(loss, "mean")),
-            "lr": rate_at(at.step - 1, int(self.total), self.recipe), **{f"validation_{name}": value for name, value in scores.items()},
-        }  # fmt: skip
+            "step": at.step,
+            "epoch": at.step / self.per_epoch,
+            "loss": float(self.accelerator.reduce(loss, "mean")),
+            "lr": rate_at(at.step - 1, int(self.total), self.recipe),
+            **{f"validation_{name}": value for name, value in scores.items()},
+        }
         at.loss_sum, at.loss_steps = 0.0, 0
         self.history.append(entry)
         self.log(entry)
@@ -221,6 +267,13 @@ class _Loop:
         if number:
             self._save()
             raise Interrupted(number)
+
+
+def check_batch(rows: int, recipe: Recipe) -> None:
+    if rows < recipe.batch_size:
+        raise ConfigError(
+            f"{rows} training rows are fewer than a batch of {recipe.batch_size}; use a smaller batch_size."
+        )
 
 
 def rate_at(step: int, total: int, recipe: Recipe) -> float:

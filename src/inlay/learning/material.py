@@ -59,7 +59,11 @@ class Language:
             choices = [b if b is not None else a for a, b in example.texts]
             context = text if pair is not None else ""
             return " ".join([self.task.name, context, *(f"choice{i}: {choice}" for i, choice in enumerate(choices))])
-        return f"{self.task.name} sentence1: {text} sentence2: {pair}" if pair is not None else f"{self.task.name} sentence: {text}"
+        return (
+            f"{self.task.name} sentence1: {text} sentence2: {pair}"
+            if pair is not None
+            else f"{self.task.name} sentence: {text}"
+        )
 
     def _answer(self, example: Example) -> str:
         """What the host should say; numbers in steps of 0.2, as T5 has them."""
@@ -101,4 +105,6 @@ class Language:
 
     def measure(self, split: Split, answers: Sequence[Answer]) -> dict[str, float]:
         examples = split.examples
-        return score(self.task, [e.target for e in examples], [a.prediction for a in answers], [e.group for e in examples])
+        return score(
+            self.task, [e.target for e in examples], [a.prediction for a in answers], [e.group for e in examples]
+        )

@@ -1,10 +1,10 @@
 """What trains: one inlay, a fusion over members, a head only, or everything.
 
-    mode      trains                                  frozen
-    inlay     the inlay's modules and its head        the host
-    fusion    the fusion and its head                 the host and every member
-    head      a head                                  the host
-    full      the host and a head                     nothing
+mode      trains                                  frozen
+inlay     the inlay's modules and its head        the host
+fusion    the fusion and its head                 the host and every member
+head      a head                                  the host
+full      the host and a head                     nothing
 """
 
 from __future__ import annotations
@@ -25,8 +25,14 @@ from inlay.methods.base import Method
 
 
 def begin(
-    host: PreTrainedModel, name: str, mode: Mode, head: Head | None, *, method: Method | None = None, members: Sequence[Path] = ()
-) -> str | None:  # fmt: skip
+    host: PreTrainedModel,
+    name: str,
+    mode: Mode,
+    head: Head | None,
+    *,
+    method: Method | None = None,
+    members: Sequence[Path] = (),
+) -> str | None:
     """Set into the host what the mode trains, and let it train. Returns the inlay's name, if there is one."""
     if mode == "inlay":
         if method is None:
@@ -39,7 +45,9 @@ def begin(
     elif head is not None:
         add(host, name, HeadOnly(), head=head)
     elif mode == "head":
-        raise ConfigError("this host answers in text with the head it was trained with; there is no head to train alone.")
+        raise ConfigError(
+            "this host answers in text with the head it was trained with; there is no head to train alone."
+        )
     if mode == "full":
         return _everything(host, name if head is not None else None)
     train(host, name)

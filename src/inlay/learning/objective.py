@@ -21,7 +21,9 @@ Objective = Callable[[Any, PreTrainedModel, Language, dict[str, Tensor], float, 
 """(model, host, language, batch, weight of a row, share of the step) → loss of the portion."""
 
 
-def plain_loss(model: Any, host: PreTrainedModel, language: Language, batch: dict[str, Tensor], weight: float, share: float) -> Tensor:
+def plain_loss(
+    model: Any, host: PreTrainedModel, language: Language, batch: dict[str, Tensor], weight: float, share: float
+) -> Tensor:
     """The task's loss and the active setup's regulariser, which is 0 where there is none."""
     labels = batch["labels"]
     if language.form != "text":  # the decoder's inputs are made from the labels
@@ -29,7 +31,9 @@ def plain_loss(model: Any, host: PreTrainedModel, language: Language, batch: dic
     return language.loss(scores(model, batch), labels) * weight + penalty(host) * share
 
 
-def consistent_loss(model: Any, host: PreTrainedModel, language: Language, batch: dict[str, Tensor], weight: float, share: float) -> Tensor:
+def consistent_loss(
+    model: Any, host: PreTrainedModel, language: Language, batch: dict[str, Tensor], weight: float, share: float
+) -> Tensor:
     """AdaMix: the task's loss of one draw, and how far another draw is from it."""
     there = batch.pop("there", None)
     counted = int((batch["labels"] != IGNORED).sum()) if language.form == "text" else len(batch["labels"])

@@ -58,7 +58,11 @@ class Opened:
             said: dict[str, Any] = {"prediction": answer.prediction}
             return said | ({"probabilities": list(answer.probabilities)} if answer.probabilities else {})
         label = task.labels[int(answer.prediction)] if int(answer.prediction) >= 0 else None
-        shares = dict(zip(task.labels, (round(p, 6) for p in answer.probabilities), strict=True)) if answer.probabilities else None
+        shares = (
+            dict(zip(task.labels, (round(p, 6) for p in answer.probabilities), strict=True))
+            if answer.probabilities
+            else None
+        )
         return {"label": label, "probabilities": shares}
 
 
@@ -68,7 +72,9 @@ def open_for_use(path: Path, host_name: str | None = None) -> Opened:
         return _open_run(Run(path), host_name)
     manifest = read_manifest(path)
     if manifest["kind"] == "fusion":
-        raise CheckpointError(f"{path} is a fusion, which needs its members: give the run folder that `inlay fuse` wrote.")
+        raise CheckpointError(
+            f"{path} is a fusion, which needs its members: give the run folder that `inlay fuse` wrote."
+        )
     task = _task_of(manifest)
     host, tokenizer = open_host(host_name or manifest["host"]["name"], task)
     name = load(host, path)
@@ -87,7 +93,9 @@ def _open_run(run: Run, host_name: str | None) -> Opened:
     return _ready(host, tokenizer, task, name, run, record["max_length"])
 
 
-def _ready(host: PreTrainedModel, tokenizer: Any, task: Task, name: str | None, run: Run | None, longest: int) -> Opened:
+def _ready(
+    host: PreTrainedModel, tokenizer: Any, task: Task, name: str | None, run: Run | None, longest: int
+) -> Opened:
     if name is not None:
         activate(host, name)
     language = Language(task, form_of(task, host.config), tokenizer, longest_input(host, tokenizer, longest))
@@ -100,6 +108,12 @@ def _task_of(manifest: dict[str, Any]) -> Task:
     if name in builtin_tasks():
         return builtin_tasks()[name]
     if manifest["head"] is None:
-        raise CheckpointError("this inlay has no head of its own, so its labels are not known; give the run it came from.")
+        raise CheckpointError(
+            "this inlay has no head of its own, so its labels are not known; give the run it came from."
+        )
     labels = Head(**manifest["head"]).names or ()
-    return Task(name=name or manifest["name"], labels=labels) if len(labels) > 1 else Task(name=name or manifest["name"], kind="regression")
+    return (
+        Task(name=name or manifest["name"], labels=labels)
+        if len(labels) > 1
+        else Task(name=name or manifest["name"], kind="regression")
+    )

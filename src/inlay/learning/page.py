@@ -18,7 +18,11 @@ pre { background: #f6f6f6; padding: .8rem; overflow-x: auto }
 def page(title: str, parts: Sequence[str]) -> str:
     """A whole document of parts that are HTML already."""
     head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
-    return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+    return (
+        f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n<h1>{escape(title)}</h1>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
 
 
 def section(title: str, content: str) -> str:
@@ -34,7 +38,11 @@ def table(rows: Sequence[Sequence[Any]], header: Sequence[str] = ()) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"<td class='number'>{value:.4f}</td>"
-    return f"<td class='number'>{value:,}</td>" if isinstance(value, int) and not isinstance(value, bool) else f"<td>{escape(str(value))}</td>"
+    return (
+        f"<td class='number'>{value:,}</td>"
+        if isinstance(value, int) and not isinstance(value, bool)
+        else f"<td>{escape(str(value))}</td>"
+    )
 
 
 def code(text: str) -> str:

@@ -35,7 +35,12 @@ def write_pruned(path: Path, out: Path, keep: int | None, threshold: float | Non
         for member in kept:
             shutil.copytree(old.members / member, run.members / member)
         save(opened.host, smaller, run.inlay, task=opened.language.task.name, metrics=after)
-        run.write_config(old.config() | {"members": [str((run.members / member).absolute()) for member in kept], "name": smaller})
-        run.note(**old.record() | {"name": smaller, "scores": after, "status": "finished", "pruned_from": str(old.folder.absolute())})
+        run.write_config(
+            old.config() | {"members": [str((run.members / member).absolute()) for member in kept], "name": smaller}
+        )
+        run.note(
+            **old.record()
+            | {"name": smaller, "scores": after, "status": "finished", "pruned_from": str(old.folder.absolute())}
+        )
     gone = [member.name for member in sorted(old.members.iterdir()) if member.name not in kept]
     return {"name": smaller, "before": before, "after": after, "kept": list(kept), "gone": gone, "run": str(out)}

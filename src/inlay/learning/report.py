@@ -23,12 +23,20 @@ def write_report(run: Run, job: Job, judged: Split, answers: Sequence[Answer]) -
     """Write the page into the run's folder."""
     record, task = run.record(), job.prepared.task
     facts = [
-        ("task", f"{task.name} ({task.kind})"), ("host", record["host"]), ("mode", record["mode"]), ("method", record["method"] or "—"),
-        ("trained parameters", record["trained_parameters"]), ("host parameters", record["host_parameters"]),
-        ("rows", ", ".join(f"{split} {count:,}" for split, count in record["rows"].items())), ("seed", str(record["seed"])),
-        ("steps", record["steps"]), ("best step", record["best_step"]), ("seconds", record["seconds"]),
-        ("padding", f"{record['padding']:.1%}"), *(("note", note) for note in record["notes"]),
-    ]  # fmt: skip
+        ("task", f"{task.name} ({task.kind})"),
+        ("host", record["host"]),
+        ("mode", record["mode"]),
+        ("method", record["method"] or "—"),
+        ("trained parameters", record["trained_parameters"]),
+        ("host parameters", record["host_parameters"]),
+        ("rows", ", ".join(f"{split} {count:,}" for split, count in record["rows"].items())),
+        ("seed", str(record["seed"])),
+        ("steps", record["steps"]),
+        ("best step", record["best_step"]),
+        ("seconds", record["seconds"]),
+        ("padding", f"{record['padding']:.1%}"),
+        *(("note", note) for note in record["notes"]),
+    ]
     scores = [(name, record["validation"].get(name), value) for name, value in record["scores"].items()]
     parts = [
         table(facts),
@@ -37,8 +45,13 @@ def write_report(run: Run, job: Job, judged: Split, answers: Sequence[Answer]) -
     ]
     if task.kind == "classification" and len(task.labels) <= MOST_LABELS:
         targets = [int(example.target) for example in judged.examples]  # type: ignore[arg-type]
-        parts.append(section("Confusion matrix", charts.confusion(task.labels, targets, [int(a.prediction) for a in answers])))
+        parts.append(
+            section("Confusion matrix", charts.confusion(task.labels, targets, [int(a.prediction) for a in answers]))
+        )
     if job.settings.mode == "fusion":
         parts.append(section("What the fusion listens to", heat_map(attention_on(job.host, str(job.name), judged))))
-    parts += [section("Config", code((run.folder / CONFIG).read_text(encoding="utf-8"))), section("Versions", table(list(record["versions"].items())))]
+    parts += [
+        section("Config", code((run.folder / CONFIG).read_text(encoding="utf-8"))),
+        section("Versions", table(list(record["versions"].items()))),
+    ]
     write_whole(run.report, page(f"{record['name'] or task.name}: {task.main} {scores[0][2]:.4f}", parts))

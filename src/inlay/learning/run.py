@@ -1,11 +1,11 @@
 """A run is a folder that describes itself.
 
-    config.yaml               every setting, as `--config` reads it
-    run.json                  task, labels, host, counts, versions, scores; "status": running, interrupted, finished
-    metrics.jsonl             one line per evaluation
-    inlay/                    the best inlay or fusion;  members/<name>/ what a fusion is over;  host/ after full fine-tuning
-    report.html               all of it on one page
-    checkpoint.safetensors    while it is not finished
+config.yaml               every setting, as `--config` reads it
+run.json                  task, labels, host, counts, versions, scores; "status": running, interrupted, finished
+metrics.jsonl             one line per evaluation
+inlay/                    the best inlay or fusion;  members/<name>/ what a fusion is over;  host/ after full fine-tuning
+report.html               all of it on one page
+checkpoint.safetensors    while it is not finished
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ import yaml
 from inlay.errors import CheckpointError, ConfigError
 from inlay.learning.files import as_json, write_whole
 
-CONFIG, RECORD, METRICS, CHECKPOINT, LOCK = "config.yaml", "run.json", "metrics.jsonl", "checkpoint.safetensors", ".lock"
+CONFIG, RECORD, METRICS, CHECKPOINT, LOCK = (
+    "config.yaml",
+    "run.json",
+    "metrics.jsonl",
+    "checkpoint.safetensors",
+    ".lock",
+)
 PACKAGES = ("inlay", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -44,7 +50,9 @@ class Run:
         """A run that is there."""
         run = cls(Path(folder))
         if not (run.folder / RECORD).is_file():
-            raise CheckpointError(f"{folder} is not a run: it has no {RECORD}. Give the folder that `inlay train` wrote.")
+            raise CheckpointError(
+                f"{folder} is not a run: it has no {RECORD}. Give the folder that `inlay train` wrote."
+            )
         return run
 
     @contextmanager
@@ -57,22 +65,30 @@ class Run:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ConfigError(f"{self.folder} is in use by another process. Wait for it, or choose another folder.") from None
+                raise ConfigError(
+                    f"{self.folder} is in use by another process. Wait for it, or choose another folder."
+                ) from None
             there = sorted(file.name for file in self.folder.iterdir() if not file.name.startswith("."))
             if fresh and there:
                 hint = f" To go on with it: inlay train --resume {self.folder}" if self.checkpoint.exists() else ""
-                raise ConfigError(f"{self.folder} is not empty (it holds {', '.join(there[:6])}). Choose another folder.{hint}")
+                raise ConfigError(
+                    f"{self.folder} is not empty (it holds {', '.join(there[:6])}). Choose another folder.{hint}"
+                )
             yield
 
     # settings and record
 
     def write_config(self, settings: dict[str, Any]) -> None:
-        write_whole(self.folder / CONFIG, yaml.safe_dump(json.loads(as_json(settings)), sort_keys=False, allow_unicode=True))
+        write_whole(
+            self.folder / CONFIG, yaml.safe_dump(json.loads(as_json(settings)), sort_keys=False, allow_unicode=True)
+        )
 
     def config(self) -> dict[str, Any]:
         file = self.folder / CONFIG
         if not file.is_file():
-            raise CheckpointError(f"{self.folder} has no {CONFIG}: nothing was trained there yet. Start the run again without --resume.")
+            raise CheckpointError(
+                f"{self.folder} has no {CONFIG}: nothing was trained there yet. Start the run again without --resume."
+            )
         return dict(yaml.safe_load(file.read_text(encoding="utf-8")))
 
     def record(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Where a training run is: everything that the rest of it depends on, in one file that is whole or not there.
 
-    checkpoint.safetensors   now.<parameter>, best.<parameter>, optimizer.<parameter>.<state>, rng.<process>[.cuda]
-                             and, as JSON in the header, the position
+checkpoint.safetensors   now.<parameter>, best.<parameter>, optimizer.<parameter>.<state>, rng.<process>[.cuda]
+                         and, as JSON in the header, the position
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Learned:
         _pour(self.now, self.best)
 
 
-def save_state(path: Path, position: Position, learned: Learned, optimizer: torch.optim.Optimizer, rng: list[dict[str, Tensor]]) -> None:
+def save_state(
+    path: Path, position: Position, learned: Learned, optimizer: torch.optim.Optimizer, rng: list[dict[str, Tensor]]
+) -> None:
     """Write the whole state of a run."""
     tensors = {f"now.{name}": parameter.detach() for name, parameter in learned.now.items()}
     tensors |= {f"best.{name}": tensor for name, tensor in learned.best.items()}

@@ -66,9 +66,14 @@ class Bar:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}  {task.fields[score]}"),
-            TimeRemainingColumn(), console=self.console, transient=True,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[score]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
         self.task = self.bar.add_task(title, total=total, completed=done, loss=float("nan"), score="")
         self.bar.start()
 

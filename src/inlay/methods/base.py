@@ -35,7 +35,7 @@ METHODS: dict[str, type[Method]] = {}
 
 @dataclass(frozen=True)
 class Form:
-    """A module written as a bottleneck, δ = upᵀ act(down x + down_bias) + up_bias: what a fusion needs of its members."""
+    """A module written as a bottleneck, δ = upᵀ act(down x + down_bias) + up_bias: what a fusion needs of it."""
 
     reads: str
     """What it reads; 'stream standardised' is h + r made zero mean and unit variance."""

@@ -9,6 +9,7 @@ its linear maps and norms.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn

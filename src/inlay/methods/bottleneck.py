@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -58,7 +58,9 @@ class Adapter(nn.Module):
 
     def form(self, reads: Reads) -> Form:
         """The same as plain matrices, whatever the linear maps are made of; an own norm is folded in."""
-        down, bias, up, up_bias = matrix(self.down), self.down.bias, matrix(self.up).T, self.up.bias
+        down, up = matrix(self.down), matrix(self.up).T
+        bias: Any = self.down.bias
+        up_bias: Any = self.up.bias
         if isinstance(self.scale, Tensor) or self.scale != 1.0:
             up, up_bias = up * self.scale, up_bias * self.scale
         words = str(reads)
@@ -179,7 +181,8 @@ class Bottleneck(Method):
 
     def initialise(self, down: nn.Module, up: nn.Module) -> None:
         """The start of both projections."""
-        assert isinstance(down, nn.Linear) and isinstance(up, nn.Linear)
+        assert isinstance(down, nn.Linear)
+        assert isinstance(up, nn.Linear)
         if self.init == "identity":
             nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
             nn.init.zeros_(up.weight)

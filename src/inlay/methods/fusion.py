@@ -6,7 +6,7 @@
     z_n ──V── Σ
 
 Every member is a bottleneck, z_n = U_n a_n + u_n with a_n = act(D_n x + d_n) of b numbers, so nothing of size N·D is
-ever needed. With all up-projections as the rows of one matrix R (Σb + N rows: the columns of every U_n, then every u_n),
+ever needed. With all up-projections as rows of one matrix R (Σb + N rows: the columns of every U_n, then every u_n),
 
     scores   q·(K z_n + b_k) = Σ_j a_nj (R Kᵀ q)_nj + (R Kᵀ q)_n + q·b_k
     output   Σ_n p_n V z_n = [p_n a_n, p_n] R Vᵀ
@@ -209,7 +209,7 @@ class Fusion(Method):
     members: tuple[str, ...]
     """The inlays it mixes."""
     query: Literal["normed", "output"] = "normed"
-    """What asks: the normed residual stream, or the branch's output before the norm. Projections ask with their input."""
+    """What asks: the normed residual stream, or the branch's output before it. Projections ask with their input."""
     value: bool = True
     """V on (dynamic fusion) or off (static)."""
     temperature: float = Field(default=1.0, gt=0)
@@ -231,7 +231,9 @@ class Fusion(Method):
         if not members:
             raise ValueError("a fusion needs at least one member")
         if len(set(members)) != len(members):
-            raise ValueError(f"each member once: {', '.join(sorted({m for m in members if members.count(m) > 1}))} stands twice")
+            raise ValueError(
+                f"each member once: {', '.join(sorted({m for m in members if members.count(m) > 1}))} stands twice"
+            )
         return members
 
     def places(self, anatomy: Anatomy) -> Iterator[Place]:

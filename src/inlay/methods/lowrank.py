@@ -1,6 +1,6 @@
 """LowRank adapters: each projection is a product of two thin factors (a baseline of Karimi Mahabadi et al. 2021).
 
-    W = s t        s (k, r), t (r, d), rank one by default        r(k + d) parameters per projection
+W = s t        s (k, r), t (r, d), rank one by default        r(k + d) parameters per projection
 """
 
 from __future__ import annotations

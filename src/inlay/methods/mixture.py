@@ -34,7 +34,11 @@ class Alternatives(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training and self.routing != "random":
-            return self.maps[0](x) if self.routing == "first" else torch.func.functional_call(self.maps[0], self.mean(), (x,))
+            return (
+                self.maps[0](x)
+                if self.routing == "first"
+                else torch.func.functional_call(self.maps[0], self.mean(), (x,))
+            )
         if len(self.drawn) == 1:
             return self.maps[self.drawn[0]](x)
         return torch.cat([self.maps[m](part) for m, part in zip(self.drawn, x.chunk(len(self.drawn)), strict=True)])
@@ -64,7 +68,7 @@ class Mixture(Method):
     """Which projection has one map for all M; None: neither."""
 
     def __init__(self, method: Any, **fields: Any) -> None:
-        super().__init__(method=method, **fields)
+        super().__init__(**{"method": method, **fields})
 
     @field_validator("method")
     @classmethod

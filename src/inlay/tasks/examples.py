@@ -50,7 +50,9 @@ def check_columns(table: Table, columns: Sequence[str]) -> None:
     there = table.columns
     missing = [column for column in columns if column not in there]
     if missing:
-        raise DataError("\n".join(f"{table.source} has no column {column!r}.{nearest(column, there)}" for column in missing))
+        raise DataError(
+            "\n".join(f"{table.source} has no column {column!r}.{nearest(column, there)}" for column in missing)
+        )
 
 
 def examples(task: Task, table: Table, *, labelled: bool = True) -> list[Example]:
@@ -79,6 +81,7 @@ def _example(task: Task, row: Row, labelled: bool) -> Example:
     choices = row.get(task.choices)
     if not isinstance(choices, list) or len(choices) < 2:
         raise DataError(f"{task.choices!r} must be a list of two or more choices, got {choices!r}")
+    texts: tuple[tuple[str, str | None], ...]
     if task.blank is None:
         texts = tuple((text, str(choice)) for choice in choices)
     else:

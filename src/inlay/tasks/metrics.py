@@ -16,13 +16,17 @@ from typing import Any
 from inlay.tasks.task import Task
 
 
-def score(task: Task, targets: Sequence[Any], predictions: Sequence[Any], groups: Sequence[Any] = ()) -> dict[str, float]:
+def score(
+    task: Task, targets: Sequence[Any], predictions: Sequence[Any], groups: Sequence[Any] = ()
+) -> dict[str, float]:
     """Every metric of a task, the main one first."""
     if not len(targets):
-        return {metric: math.nan for metric in task.metrics}
+        return dict.fromkeys(task.metrics, math.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {metric: float(_one(metric, task, list(targets), list(predictions), list(groups))) for metric in task.metrics}
+        return {
+            metric: float(_one(metric, task, list(targets), list(predictions), list(groups))) for metric in task.metrics
+        }
 
 
 def _one(metric: str, task: Task, targets: list[Any], predictions: list[Any], groups: list[Any]) -> float:

@@ -1,4 +1,4 @@
-"""Rows from files: JSON lines, CSV, TSV and Parquet, the text formats also as .gz. Every error names the file and the line."""
+"""Rows from files: JSON lines, CSV, TSV (also as .gz) and Parquet. Every error names the file and the line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def read_table(path: str | Path) -> Table:
     elif kind[0] in (".csv", ".tsv"):
         table = _separated(_text(path, zipped), str(path), "," if kind[0] == ".csv" else "\t")
     else:
-        raise DataError(f"{path}: the format is told by the name, which must end in one of {', '.join(FORMATS)}, or .gz after it.")
+        raise DataError(
+            f"{path}: the format is told by the name, which must end in one of {', '.join(FORMATS)}, or .gz after it."
+        )
     if not table.rows:
         raise DataError(f"{path} is empty: it has no rows.")
     return table
@@ -64,7 +66,11 @@ def read_table(path: str | Path) -> Table:
 
 def _beside(path: Path) -> str:
     there = sorted(file.name for file in path.parent.iterdir()) if path.parent.is_dir() else []
-    return f" In {path.parent} there is: {', '.join(there[:12])}." if there else f" The folder {path.parent} does not exist or is empty."
+    return (
+        f" In {path.parent} there is: {', '.join(there[:12])}."
+        if there
+        else f" The folder {path.parent} does not exist or is empty."
+    )
 
 
 def _text(path: Path, zipped: bool) -> str:
@@ -94,7 +100,7 @@ def _json_lines(text: str, source: str) -> Table:
         except ValueError as error:
             raise DataError(f"{source}, line {number}: not a JSON object on one line: {error}") from None
         if not isinstance(row, dict):
-            raise DataError(f"{source}, line {number}: expected an object such as {{\"text\": ...}}, got {line[:60]}")
+            raise DataError(f'{source}, line {number}: expected an object such as {{"text": ...}}, got {line[:60]}')
         rows.append(row)
         lines.append(number)
     return Table(rows, source, lines)
@@ -102,7 +108,8 @@ def _json_lines(text: str, source: str) -> Table:
 
 def _separated(text: str, source: str, delimiter: str) -> Table:
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows, lines = [], []
+    rows: list[Row] = []
+    lines: list[int] = []
     while True:
         try:
             row = next(reader)

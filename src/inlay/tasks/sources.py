@@ -118,7 +118,7 @@ def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
         there = datasets.load_dataset(hub.path, hub.config)
     except Exception as error:  # the hub has many ways to say no
         raise DataError(
-            f"the data set {hub.path}{f' ({hub.config})' if hub.config else ''} could not be had: {type(error).__name__}: {error}\n"
+            f"the data set {hub.path} {hub.config or ''} could not be had: {type(error).__name__}: {error}\n"
             f"Without a network give data_dir or train."
         ) from None
     found = {}
@@ -126,7 +126,9 @@ def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
         name = hub.splits.get(split, split)
         if name in there:
             rows = [_as_task_row(row, hub, task) for row in there[name]]
-            labelled = [row for row in rows if row.get(task.label) not in (None, -1, "", "-1")]  # test rows without labels
+            labelled = [
+                row for row in rows if row.get(task.label) not in (None, -1, "", "-1")
+            ]  # test rows without labels
             if labelled:
                 found[split] = Table(labelled, f"{hub.path} {name}")
     return found
@@ -145,6 +147,11 @@ def _as_task_row(row: Row, hub: Hub, task: Task) -> Row:
     label = made.get(task.label)
     if hub.labels and str(label) in hub.labels:
         made[task.label] = hub.labels.index(str(label))
-    elif task.kind == "classification" and isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(task.labels):
+    elif (
+        task.kind == "classification"
+        and isinstance(label, int)
+        and not isinstance(label, bool)
+        and 0 <= label < len(task.labels)
+    ):
         made[task.label] = task.labels[label]
     return made

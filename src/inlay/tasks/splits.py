@@ -49,8 +49,12 @@ def prepare(data: Data) -> Prepared:
     tables = read_splits(data, task)
     notes: list[str] = []
     if "train" not in tables and data.data_dir is not None and "validation" in tables:
-        tables["train"], tables["validation"] = _drawn_apart(tables["validation"], min(HELD_OUT, len(tables["validation"]) // 5))
-        notes.append(f"no training rows: {len(tables['train'])} validation rows train instead, so scores cannot be compared with published ones")
+        tables["train"], tables["validation"] = _drawn_apart(
+            tables["validation"], min(HELD_OUT, len(tables["validation"]) // 5)
+        )
+        notes.append(
+            f"no training rows: {len(tables['train'])} validation rows train; no score compares with published ones"
+        )
     if "train" not in tables:
         raise DataError(f"{task.name} has no training rows.")
     tables = _by_rule(tables, task, data, notes)
@@ -60,10 +64,11 @@ def prepare(data: Data) -> Prepared:
     if task.kind == "classification" and not task.labels:
         task = task.model_copy(update={"labels": find_labels(task, tables["train"])})
         notes.append(f"labels found: {', '.join(task.labels)}")
-    made = {split: examples(task, tables[split]) if split in tables else [] for split in ("train", "validation", "test")}
+    train = examples(task, tables["train"])
     if task.kind == "classification":
-        check_classes(task, made["train"], tables["train"].source)
-    return Prepared(task, made["train"], made["validation"], made["test"], tuple(notes))
+        check_classes(task, train, tables["train"].source)
+    validation, test = (examples(task, tables[split]) if split in tables else [] for split in ("validation", "test"))
+    return Prepared(task, train, validation, test, tuple(notes))
 
 
 def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str]) -> dict[str, Table]:

@@ -104,7 +104,9 @@ class Task(Config):
         }
         wrong = [metric for metric in self.metrics if metric not in allowed[self.kind]]
         if wrong:
-            raise ValueError(f"metric {wrong[0]} does not measure {self.kind}; use {', '.join(sorted(allowed[self.kind]))}")
+            raise ValueError(
+                f"metric {wrong[0]} does not measure {self.kind}; use {', '.join(sorted(allowed[self.kind]))}"
+            )
         if self.positive is not None and self.labels and self.positive not in self.labels:
             raise ValueError(f"positive is {self.positive!r}, which is not one of {', '.join(self.labels)}")
         return self

@@ -1,0 +1,101 @@
+"""Training examples per second: `inlay train`'s loop against the same inlay under transformers.Trainer, in one run.
+
+    python benchmarks/training.py --host FOLDER --data-dir FOLDER [--steps 12] [--repeats 3]
+
+fixed     transformers.Trainer, every row padded to 128 tokens: the settings of adapters' own example
+dynamic   transformers.Trainer, every batch padded to its longest row (DataCollatorWithPadding)
+inlay     this library's loop: batches by length
+
+All three train the same Pfeiffer inlay and head on the same rows with the same batch size, one thread, taking turns;
+the best of the repeats counts. What is timed is training alone: no evaluation, no saving, tokens made beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import inlay
+from inlay.learning import Language, Recipe, fit, open_host, own_head
+from inlay.tasks import Data, prepare
+
+FIXED = 128
+
+
+def fresh(host_name: str, prepared: Any) -> tuple[Any, Language]:
+    torch.manual_seed(0)
+    host, tokenizer = open_host(host_name, prepared.task)
+    inlay.add(host, "x", inlay.Pfeiffer(), head=own_head(prepared.task, "labels", host))
+    inlay.train(host, "x")
+    return host, Language(prepared.task, "labels", tokenizer, FIXED)
+
+
+def with_inlay(host_name: str, prepared: Any, rows: int, batch: int) -> float:
+    host, language = fresh(host_name, prepared)
+    train, one = language.split(prepared.train[:rows]), language.split(prepared.train[:1])
+    recipe = Recipe(lr=1e-4, epochs=1, batch_size=batch, max_length=FIXED, save_every=1 << 30)
+    began = time.perf_counter()
+    fit(host, language, train, one, recipe)
+    return rows / (time.perf_counter() - began)
+
+
+def with_trainer(host_name: str, prepared: Any, rows: int, batch: int, padding: bool | str) -> float:
+    host, language = fresh(host_name, prepared)
+    tokenizer = language.tokenizer
+    pairs = [example.texts[0] for example in prepared.train[:rows]]
+    seconds = [b for _, b in pairs] if pairs[0][1] is not None else None
+    made = tokenizer([a for a, _ in pairs], seconds, truncation=True, max_length=FIXED, padding=padding)
+    data = [
+        {name: column[i] for name, column in made.items()} | {"labels": prepared.train[i].target} for i in range(rows)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        settings = transformers.TrainingArguments(
+            folder, num_train_epochs=1, per_device_train_batch_size=batch, learning_rate=1e-4, report_to=[],
+            save_strategy="no", logging_strategy="no", disable_tqdm=True, use_cpu=True,
+        )  # fmt: skip
+        collator = transformers.DataCollatorWithPadding(tokenizer)
+        trainer = transformers.Trainer(host, settings, train_dataset=data, data_collator=collator)
+        began = time.perf_counter()
+        trainer.train()
+        return rows / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for task in ("sst2", "rte"):
+        prepared = prepare(Data(task=task, data_dir=given.data_dir, rows=2000))
+        rows = given.steps * given.batch
+        ways: dict[str, Callable[[], float]] = {
+            "fixed": lambda: with_trainer(given.host, prepared, rows, given.batch, "max_length"),  # noqa: B023
+            "dynamic": lambda: with_trainer(given.host, prepared, rows, given.batch, False),  # noqa: B023
+            "inlay": lambda: with_inlay(given.host, prepared, rows, given.batch),  # noqa: B023
+        }
+        best = dict.fromkeys(ways, 0.0)
+        for _ in range(given.repeats):
+            for name, way in ways.items():
+                best[name] = max(best[name], way())
+        ratios = {f"inlay/{name}": round(best["inlay"] / best[name], 2) for name in ("fixed", "dynamic")}
+        print(
+            json.dumps({"task": task, "rows": rows, **{k: round(v, 1) for k, v in best.items()}, **ratios}), flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Interop: read and write the checkpoints of `adapters` (AdapterHub) and `peft`.
+
+    inlay.load(host, folder)                              knows the format by the files in the folder
+    inlay.export(host, name, folder, format="peft")       or "adapterhub"
+
+What is read is complete, and what is written reads back: an option without a counterpart, a tensor too many or too few is
+an error that names it. docs/interop.md has the tables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from inlay.checkpoint import replacing
+from inlay.errors import ConfigError, InlayError, nearest
+from inlay.host import bare, inlays_of
+from inlay.interop import adapterhub, peft
+from inlay.interop.adapterhub_heads import CONFIG as HEAD
+from inlay.interop.files import read_object
+from inlay.methods import Mixture
+from inlay.registry import Inlay
+
+Reader = Callable[[PreTrainedModel, Path, str | None, bool], Any]
+FORMATS: dict[str, ModuleType] = {"peft": peft, "adapterhub": adapterhub}
+KNOWN_BY = (adapterhub.ADAPTER[0], adapterhub.FUSION[0], HEAD)
+ONLY_IN_TRAINING = {"before_dropout": False, "drop_first": 0, "subset": None}
+"""Settings that change nothing in evaluation and have no word in either format, with the value that says nothing."""
+
+
+def reader_of(folder: Path) -> Reader | None:
+    """What reads this folder, by the files in it; None if it is of no format known here."""
+    if (folder / adapterhub.SETUP).is_file():
+        return adapterhub.load_setup
+    if (folder / adapterhub.ADAPTER[0]).is_file():
+        return peft.load if "peft_type" in read_object(folder / adapterhub.ADAPTER[0]) else adapterhub.load
+    if (folder / adapterhub.FUSION[0]).is_file():
+        return adapterhub.load
+    return adapterhub.load_head if (folder / HEAD).is_file() else None
+
+
+def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Literal["peft", "adapterhub"]) -> Path:
+    """Write an inlay as a folder of another library: LoRA for `peft`, or bottlenecks, fusions and LoRA for `adapters`.
+
+    What the format cannot express is refused with the reason. The folder is read back before it gets its name.
+    """
+    model, inlays = bare(host), inlays_of(host)
+    inlay = inlays[name]
+    if format not in FORMATS:
+        raise ConfigError(f"unknown format {format!r}.{nearest(str(format), FORMATS)}")
+    if isinstance(inlay.method, Mixture):
+        raise ConfigError(f"{name!r} is a mixture, which only Inlay knows. Merge it first: inlay.merge(host, {name!r}).")
+    library = FORMATS[format]
+    try:
+        files = library.write(model, inlays, inlay)
+    except InlayError as error:
+        raise ConfigError(f"{name!r} cannot be written as {format}: {error}") from None
+    silent = [field for field, nothing in ONLY_IN_TRAINING.items() if getattr(inlay.method, field, nothing) != nothing]
+    if silent:
+        warnings.warn(f"{name}: {', '.join(silent)} acts only in training, and {format} has no word for it", stacklevel=2)
+    with replacing(Path(path), KNOWN_BY) as temporary:
+        for file, content in files.items():
+            if file.endswith(".json"):
+                (temporary / file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            else:
+                safetensors.torch.save_file(content, temporary / file, metadata={"format": "pt"})
+        _same(inlay, library.read_back(model, inlays, inlay, temporary))
+    return Path(os.path.abspath(path))
+
+
+def _same(inlay: Inlay, again: Inlay) -> None:
+    """Every tensor that both have is the same; parts of a fused module are one tensor in peft."""
+    mine, theirs = inlay.tensors(), again.tensors()
+    differ = [key for key in mine.keys() & theirs.keys() if not torch.allclose(mine[key], theirs[key], rtol=0, atol=1e-6)]
+    if differ:
+        raise ConfigError(f"{inlay.name!r} does not read back the same: {', '.join(sorted(differ))}")
