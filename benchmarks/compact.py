@@ -89,7 +89,6 @@ def main() -> int:
         bench.time(f"{name}:forward", base="bare:forward", peer=f"{name}:forward", target="peer")
         bench.time(f"{name}:step", base="frozen:step", peer=f"{name}:step", target="peer")
         bench.memory(f"{name}:step", base="frozen:step", peer=f"{name}:step", target="peer")
-    bench.time("compacter++:branch", base="frozen:branch", peer="compacter++:branch", target="peer")
     return bench.finish()
 
 

@@ -3,7 +3,9 @@
 config.yaml               every setting, as `--config` reads it
 run.json                  task, labels, host, counts, versions, scores; "status": running, interrupted, finished
 metrics.jsonl             one line per evaluation
-inlay/                    the best inlay or fusion;  members/<name>/ what a fusion is over;  host/ after full fine-tuning
+inlay/                    the best inlay or fusion
+members/<name>/           what a fusion is over
+host/                     after full fine-tuning
 report.html               all of it on one page
 checkpoint.safetensors    while it is not finished
 """

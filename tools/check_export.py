@@ -1,0 +1,127 @@
+"""Check what `inlay.export` wrote, with the library it was written for. Runs in that library's own environment.
+
+    python tools/check_export.py <folder>
+
+Every folder below with a `case.json` is one case; tests/interop/exports.py writes them. The library has to load the
+checkpoint with no key missing and none left over, hold the very tensors of the file, and give Inlay's logits:
+
+    <case>/case.json               library, host, host class, the checkpoints in order, the names to activate
+           inputs.safetensors      what the host is given
+           expected.safetensors    bare: the logits of the bare host; logits: with the checkpoint
+           <checkpoint>/ …         as exported
+
+Prints one line for each case. The exit code is 1 if one of them failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+CLOSE = 1e-5
+FILES = {"adapter.safetensors", "model_adapter_fusion.safetensors", "model_head.safetensors", "adapter_model.safetensors"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    cases = sorted(file.parent for file in parser.parse_args().folder.rglob("case.json"))
+    failed = [case for case in cases if not passes(case)]
+    print(f"{len(cases) - len(failed)} of {len(cases)} exports load completely and give the same logits")
+    sys.exit(bool(failed) or not cases)
+
+
+def passes(folder: Path) -> bool:
+    case = json.loads((folder / "case.json").read_text())
+    label = f"{case['library']:9} {folder.name:38}"
+    try:
+        tensors, distance = check(folder, case)
+    except Exception as error:
+        print(f"{label} FAILED {type(error).__name__}: {str(error).strip().splitlines()[0][:200]}")
+        return False
+    print(f"{label} {tensors:4} tensors, none missing    max |theirs - ours| = {distance:.1e}")
+    return distance <= CLOSE
+
+
+def check(folder: Path, case: dict[str, Any]) -> tuple[int, float]:
+    """How many tensors were checked, and how far the logits are apart."""
+    inputs, expected = load_file(folder / "inputs.safetensors"), load_file(folder / "expected.safetensors")
+    host_class = getattr(transformers, case["host_class"])
+    bare = logits_of(host_class.from_pretrained(case["host"]), inputs)
+    assert (bare - expected["bare"]).abs().max() <= CLOSE, "the bare host differs already"
+    load = {"adapters": load_adapters, "peft": load_peft}[case["library"]]
+    model = load(folder, case, host_class)
+    tensors = sum(same_tensors(model, folder / checkpoint, case["library"]) for checkpoint in case["checkpoints"])
+    return tensors, (logits_of(model, inputs) - expected["logits"]).abs().max().item()
+
+
+def load_adapters(folder: Path, case: dict[str, Any], host_class: Any) -> nn.Module:
+    import adapters
+    from adapters.composition import Fuse, Stack
+
+    if case["flexible"]:
+        model: Any = adapters.AutoAdapterModel.from_pretrained(case["host"])
+    else:
+        model = host_class.from_pretrained(case["host"])
+        adapters.init(model)
+    for checkpoint in case["checkpoints"]:
+        info: dict[str, list[str]] = {}
+        path = str(folder / checkpoint)
+        load = model.load_adapter_fusion if (folder / checkpoint / "adapter_fusion_config.json").exists() else model.load_adapter
+        load(path, loading_info=info, with_head=(folder / checkpoint / "head_config.json").exists(), use_safetensors=True)
+        assert not info.get("missing_keys") and not info.get("unexpected_keys"), f"{checkpoint}: {info}"
+    names = case["activate"]
+    model.set_active_adapters(Fuse(*names) if len(names) > 1 else Stack(*names))
+    return model.eval()
+
+
+def load_peft(folder: Path, case: dict[str, Any], host_class: Any) -> nn.Module:
+    from peft import PeftModel, get_peft_model_state_dict
+
+    (checkpoint,) = case["checkpoints"]
+    model = PeftModel.from_pretrained(host_class.from_pretrained(case["host"]), str(folder / checkpoint))
+    theirs, ours = get_peft_model_state_dict(model), load_file(folder / checkpoint / "adapter_model.safetensors")
+    lora = {key for key in theirs if "lora_" in key}
+    assert lora == {key for key in ours if "lora_" in key}, "the LoRA layers are not the same"
+    return model.eval()
+
+
+def same_tensors(model: nn.Module, checkpoint: Path, library: str) -> int:
+    """Every tensor of the file is in the model, bit for bit."""
+    if library == "peft":
+        state = {key.replace(".default.", ".").replace(".modules_to_save.", "."): t for key, t in model.state_dict().items()}
+    else:
+        state = dict(model.state_dict())
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    count = 0
+    for file in (checkpoint / name for name in FILES if (checkpoint / name).exists()):
+        for key, tensor in load_file(file).items():
+            there = state.get(key, state.get(key.removeprefix(prefix)))
+            assert there is not None and torch.equal(there, tensor), f"{key} did not arrive"
+            count += 1
+    return count
+
+
+def logits_of(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(**inputs).logits
+
+
+if __name__ == "__main__":
+    main()
