@@ -220,3 +220,23 @@ def test_an_inlay_moves_between_hosts_of_one_family(tmp_path) -> None:
     inlay.activate(host, "a")
     with torch.no_grad():
         assert torch.equal(plain(**batch())[0], base(**batch())[0])
+
+
+def test_pipeline_speaks_the_labels_of_the_active_inlay() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: at for at, word in enumerate(["[PAD]", "[UNK]", "good", "bad", "film"])}
+    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]")
+    host = classifier()
+    inlay.add(host, "mood", inlay.Pfeiffer(size=4), head=inlay.Head(labels=["sad", "glad", "calm"], pooling="mean"))
+    shake(host, "mood")
+    inlay.activate(host, "mood")
+    ask = hf.pipeline("text-classification", model=host, tokenizer=tokenizer, device="cpu")
+    answers = ask(["good film", "bad"], top_k=None)
+    assert [{a["label"] for a in each} for each in answers] == [{"sad", "glad", "calm"}] * 2
+    wanted = logits(host, dict(tokenizer(["good film"], return_tensors="pt"))).softmax(-1)[0]
+    assert {a["label"]: pytest.approx(a["score"], abs=1e-5) for a in answers[0]} == {
+        label: wanted[at].item() for at, label in enumerate(["sad", "glad", "calm"])
+    }

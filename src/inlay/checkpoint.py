@@ -4,8 +4,8 @@
              weights.safetensors   <place>.<parameter>, shared.<parameter>
              README.md             a model card for people; not read back
 
-Writing: a temporary folder beside the target, flushed to disk, the manifest last, then renamed into place. An old folder
-steps aside for the length of one rename; if the process dies just then, the next load or save puts it back.
+Writing: a temporary folder beside the target, flushed to disk, the manifest last, then renamed into place. An old
+folder steps aside for the length of one rename; if the process dies just then, the next load or save puts it back.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ from inlay.registry import Inlay, Inlays
 
 FORMAT = 1
 MANIFEST, WEIGHTS, CARD = "inlay.json", "weights.safetensors", "README.md"
-FIELDS = {"format", "kind", "name", "method", "host", "head", "norms", "task", "metrics", "versions", "members", "files", "sha256"}
+FIELDS = {
+    "format", "kind", "name", "method", "host", "head", "norms", "task", "metrics", "versions", "members", "files",
+    "sha256",
+}  # fmt: skip
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 LARGEST_MANIFEST = 4 << 20
 
 
 def save(
-    host: nn.Module, name: str, path: str | os.PathLike[str], *, task: str | None = None, metrics: dict[str, float] | None = None
+    host: nn.Module, name: str, path: str | os.PathLike[str], *,
+    task: str | None = None, metrics: dict[str, float] | None = None,
 ) -> Path:  # fmt: skip
     """Write an inlay to a folder, whole or not at all. `task` and `metrics` are noted in the manifest and the card."""
     model, inlays = bare(host), inlays_of(host)
@@ -65,9 +69,10 @@ def save(
 
 
 def load(
-    host: nn.Module, path: str | os.PathLike[str], *, name: str | None = None, any_members: bool = False, pickled: bool = False
+    host: nn.Module, path: str | os.PathLike[str], *,
+    name: str | None = None, any_members: bool = False, pickled: bool = False,
 ) -> str | Any:  # fmt: skip
-    """Set a saved inlay into a host, under its own or another name; returns the name. All mismatches are reported at once.
+    """Set a saved inlay into a host, under its own or another name; returns the name. All mismatches come at once.
 
     Folders of `adapters` and `peft` are known by their files and read too; a whole setup of `adapters` returns the
     setup to activate instead of a name.
@@ -90,7 +95,8 @@ def load(
         inlay = None
         try:
             head = None if manifest["head"] is None else Head(**manifest["head"])
-            inlay = Inlay(name, method_from(manifest["method"]), head, bool(manifest["norms"])).fill(model, inlays.anatomy)
+            method = method_from(manifest["method"])
+            inlay = Inlay(name, method, head, bool(manifest["norms"])).fill(model, inlays.anatomy)
         except InlayError as error:
             problems.append(str(error))
         if inlay is not None:
@@ -103,7 +109,8 @@ def load(
 
 
 def misfit(folder: Path, problems: list[str]) -> CheckpointError:
-    return CheckpointError(f"{folder} does not fit this host; nothing was changed:\n" + "\n".join(f"  - {p}" for p in problems))
+    listed = "\n".join(f"  - {problem}" for problem in problems)
+    return CheckpointError(f"{folder} does not fit this host; nothing was changed:\n{listed}")
 
 
 def pour(inlay: Inlay, tensors: dict[str, Tensor]) -> None:
@@ -136,7 +143,8 @@ def member_mismatches(saved: dict[str, str], inlays: Inlays, any_members: bool) 
     problems = [f"its member {member!r} is not on this host; load it first" for member in saved if member not in inlays]
     if not any_members:
         problems += [
-            f"its member {member!r} is not the one it was trained with: the weights differ (any_members=True loads all the same)"
+            f"its member {member!r} is not the one it was trained with: the weights differ "
+            f"(any_members=True loads all the same)"
             for member, wanted in saved.items() if member in inlays and digest(inlays[member]) != wanted
         ]  # fmt: skip
     return problems
@@ -233,7 +241,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
         raise CheckpointError(f"{file} is not a manifest of Inlay.")
     if manifest["format"] > FORMAT:
-        raise CheckpointError(f"{file} has format {manifest['format']}; this version of Inlay reads up to {FORMAT}. Upgrade inlay.")
+        raise CheckpointError(
+            f"{file} has format {manifest['format']}; this version of Inlay reads up to {FORMAT}. Upgrade inlay."
+        )
     if manifest.get("sha256") != digest_of(manifest):
         raise CheckpointError(f"{file} is cut or altered: its content does not match its sha256.")
     if FIELDS - manifest.keys() or manifest.keys() - FIELDS:
@@ -264,9 +274,10 @@ def card(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     """A model card in Markdown."""
     count, size = sum(t.numel() for t in tensors.values()), sum(t.numel() * t.element_size() for t in tensors.values())
     host, method = manifest["host"], dict(manifest["method"])
+    sizes = f"{host['family']}, hidden size {host['hidden_size']}, layers {host['layers']}"
     facts = {
         "Method": method.pop("kind"),
-        "Host": f"{host['name'] or 'not named'} ({host['family']}, hidden size {host['hidden_size']}, layers {host['layers']})",
+        "Host": f"{host['name'] or 'not named'} ({sizes})",
         "Parameters": f"{count:,} ({size / 1024:,.0f} KB)",
         "Task": manifest["task"] or "not named",
         **{f"Metric {key}": value for key, value in manifest["metrics"].items()},
@@ -274,8 +285,10 @@ def card(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     table = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
     settings = json.dumps(method, indent=1)
     return (
-        f"---\nlibrary_name: inlay\ntags: [inlay, {facts['Method']}]\n---\n# {manifest['name']}\n\n| | |\n|---|---|\n{table}\n\n"
-        f"```python\nimport inlay\n\ninlay.load(host, \"path/to/this/folder\")\ninlay.activate(host, \"{manifest['name']}\")\n```\n\n"
+        f"---\nlibrary_name: inlay\ntags: [inlay, {facts['Method']}]\n---\n"
+        f"# {manifest['name']}\n\n| | |\n|---|---|\n{table}\n\n"
+        f"```python\nimport inlay\n\n"
+        f'inlay.load(host, "path/to/this/folder")\ninlay.activate(host, "{manifest["name"]}")\n```\n\n'
         f"```json\n{settings}\n```\n"
     )
 

@@ -151,15 +151,16 @@ class Summary:
     rows: tuple[Row, ...]
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.host}, {self.host_parameters:,} parameters",
-            f"{'inlay':<20} {'method':<12} {'parameters':>12} {'% of host':>10}",
-        ]
+        table = [("inlay", "method", "parameters", "% of host", "")]
         for row in self.rows:
             marks = " ".join(word for word in ("active", "trainable") if getattr(row, word))
-            lines.append(
-                f"{row.name:<20} {row.method:<12} {row.parameters:>12,} {row.percent:>10.3f}  {marks}".rstrip()
-            )
+            table.append((row.name, row.method, f"{row.parameters:,}", f"{row.percent:.3f}", marks))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [f"{self.host}, {self.host_parameters:,} parameters"]
+        for name, method, *numbers, marks in table:
+            cells = [name.ljust(widths[0]), method.ljust(widths[1])]
+            cells += [number.rjust(width) for number, width in zip(numbers, widths[2:], strict=False)]
+            lines.append("  ".join([*cells, marks]).rstrip())
         return "\n".join(lines)
 
 

@@ -37,6 +37,22 @@ def inlay_cli(place):
     return run
 
 
+@pytest.fixture
+def inlay_here(place, monkeypatch, capsys):
+    """Run `inlay …` in this process, for what another test runs as a process already; hands back what it says."""
+
+    def run(*words: str) -> str:
+        from inlay.cli import main
+
+        monkeypatch.chdir(place)
+        monkeypatch.setenv("INLAY_CACHE", str(place / "cache"))
+        capsys.readouterr()
+        main([*words])
+        return capsys.readouterr().out
+
+    return run
+
+
 DATA = (
     "--host",
     "bert",
@@ -56,8 +72,23 @@ DATA = (
 @pytest.fixture(scope="session")
 def trained(inlay_cli, place) -> Path:
     """Two runs: inlays of two sizes."""
+    from inlay.learning import Settings, train
+
     inlay_cli("train", *DATA, "--name", "a", "--options", "reduction=2", "--out", "runs/a")
-    inlay_cli("train", *DATA, "--name", "b", "--options", "reduction=4", "--quiet", "--out", "runs/b")
+    files = {"train": place / "train.jsonl", "validation": place / "validation.jsonl"}
+    options = {"reduction": 4}
+    train(
+        Settings(
+            host=str(place / "bert"),
+            **files,
+            batch_size=16,
+            epochs=3,
+            lr=0.02,
+            name="b",
+            options=options,
+            out=place / "runs" / "b",
+        )
+    )
     return place / "runs"
 
 

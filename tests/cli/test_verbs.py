@@ -1,7 +1,6 @@
 """Every verb, run as a process."""
 
 import json
-import time
 
 import pytest
 
@@ -55,62 +54,58 @@ def test_fuse_keeps_its_members_and_draws_them(fused):
     assert "What the fusion listens to" in (fused / "report.html").read_text()
 
 
-def test_eval_gives_the_scores_of_the_run(inlay_cli, fused):
-    told = json.loads(inlay_cli("eval", "runs/fused", "--json").stdout)
-    assert told["scores"] == json.loads((fused / "run.json").read_text())["scores"]
-    told = json.loads(inlay_cli("eval", "runs/a/inlay", "--file", "validation.jsonl", "--json").stdout)
-    assert told["scores"] == json.loads((fused.parent / "a" / "run.json").read_text())["scores"]
+def scores_of(run):
+    return json.loads((run / "run.json").read_text())["scores"]
 
 
-def test_predict_from_stdin_agrees_with_a_file(inlay_cli, trained, place):
+def test_eval_gives_the_scores_of_the_run(inlay_cli, inlay_here, fused):
+    assert json.loads(inlay_cli("eval", "runs/fused", "--json").stdout)["scores"] == scores_of(fused)
+    told = json.loads(inlay_here("eval", "runs/a/inlay", "--file", "validation.jsonl", "--json"))
+    assert told["scores"] == scores_of(fused.parent / "a")
+
+
+def test_predict_from_stdin_agrees_with_a_file(inlay_cli, inlay_here, trained, place):
     texts = ["w1 good w2", "bad w3"]
-    from_stdin = [
-        json.loads(line) for line in inlay_cli("predict", "runs/a", stdin="\n".join(texts) + "\n").stdout.splitlines()
-    ]
+    told = inlay_cli("predict", "runs/a", stdin="\n".join(texts) + "\n").stdout
+    from_stdin = [json.loads(line) for line in told.splitlines()]
     assert [entry["text"] for entry in from_stdin] == texts
-    assert all(abs(sum(entry["probabilities"].values()) - 1) < 1e-4 for entry in from_stdin)
-    assert all(entry["label"] == max(entry["probabilities"], key=entry["probabilities"].get) for entry in from_stdin)
+    for entry in from_stdin:
+        assert abs(sum(entry["probabilities"].values()) - 1) < 1e-4
+        assert entry["label"] == max(entry["probabilities"], key=entry["probabilities"].get)
     (place / "texts.csv").write_text("text\n" + "\n".join(texts) + "\n")
-    inlay_cli("predict", "runs/a", "--file", "texts.csv", "--out", "labels.jsonl")
+    inlay_here("predict", "runs/a", "--file", "texts.csv", "--out", "labels.jsonl")
     assert [json.loads(line) for line in (place / "labels.jsonl").read_text().splitlines()] == from_stdin
 
 
-def test_inspect_and_ls_know_the_runs(inlay_cli, fused, place):
-    told = inlay_cli("inspect", "runs/fused", "--picture", "heat.png")
-    assert "members" in told.stdout
+def test_inspect_and_ls_know_the_runs(inlay_cli, inlay_here, fused, place):
+    assert "members" in inlay_cli("inspect", "runs/fused").stdout
+    inlay_here("inspect", "runs/fused", "--picture", "heat.png")
     assert (place / "heat.png").exists()
     assert (place / "heat.svg").exists()
-    assert json.loads(inlay_cli("inspect", "runs/a/inlay", "--json").stdout)["method"]["kind"] == "pfeiffer"
-    began = time.process_time()
+    assert json.loads(inlay_here("inspect", "runs/a/inlay", "--json"))["method"]["kind"] == "pfeiffer"
     runs = json.loads(inlay_cli("ls", "runs", "--json").stdout)
     assert {run[0] for run in runs} >= {"runs/a", "runs/b", "runs/fused"}
-    assert time.process_time() - began < 1
 
 
-def test_prune_measures_what_it_costs(inlay_cli, fused):
+def test_prune_measures_what_it_costs(inlay_cli, inlay_here, fused):
     told = json.loads(inlay_cli("prune", "runs/fused", "--keep", "1", "--out", "runs/pruned", "--json").stdout)
     assert len(told["kept"]) == len(told["gone"]) == 1
-    assert told["before"] == json.loads((fused / "run.json").read_text())["scores"]
-    again = json.loads(inlay_cli("eval", "runs/pruned", "--json").stdout)
-    assert again["scores"] == told["after"]
+    assert told["before"] == scores_of(fused)
+    assert json.loads(inlay_here("eval", "runs/pruned", "--json"))["scores"] == told["after"]
 
 
-def test_merge_makes_a_mixture_plain_with_the_same_answers(inlay_cli, place):
+def test_merge_makes_a_mixture_plain_with_the_same_answers(inlay_cli, inlay_here, place):
     mixture = ("--method", "mixture", "--options", "method={kind: pfeiffer, reduction: 2}", "--options", "modules=2")
-    inlay_cli("train", *DATA, "--name", "m", *mixture, "--out", "runs/m")
+    inlay_here("train", *DATA, "--name", "m", *mixture, "--out", "runs/m", "--quiet")
     inlay_cli("merge", "runs/m", "--out", "merged")
-    told = json.loads(inlay_cli("eval", "merged", "--file", "validation.jsonl", "--json").stdout)
-    assert told["scores"] == json.loads((place / "runs" / "m" / "run.json").read_text())["scores"]
+    told = json.loads(inlay_here("eval", "merged", "--file", "validation.jsonl", "--json"))
+    assert told["scores"] == scores_of(place / "runs" / "m")
     assert json.loads((place / "merged" / "inlay.json").read_text())["method"]["kind"] == "pfeiffer"
 
 
-def test_params_counts_as_published(inlay_cli):
+def test_params_counts_as_published(inlay_cli, inlay_here):
     assert json.loads(inlay_cli("params", "bert-base", "--method", "pfeiffer", "--json").stdout)["trainable"] == 894_528
-    assert {row["method"] for row in json.loads(inlay_cli("params", "bert", "--json").stdout)} >= {
-        "pfeiffer",
-        "houlsby",
-        "compacter",
-    }
+    assert {row["method"] for row in json.loads(inlay_here("params", "bert", "--json"))} >= {"pfeiffer", "compacter"}
 
 
 def test_validate_shows_labels_lengths_and_cost(inlay_cli, place):
@@ -123,11 +118,10 @@ def test_validate_shows_labels_lengths_and_cost(inlay_cli, place):
     assert not (place / "runs" / "unnamed").exists(), "validate writes nothing"
 
 
-def test_full_fine_tuning_keeps_its_host(inlay_cli, place):
-    inlay_cli("train", *DATA, "--mode", "full", "--name", "all", "--out", "runs/full")
-    told = json.loads(inlay_cli("eval", "runs/full", "--json").stdout)
-    assert told["scores"] == json.loads((place / "runs" / "full" / "run.json").read_text())["scores"]
+def test_full_fine_tuning_keeps_its_host(inlay_here, place):
+    inlay_here("train", *DATA, "--mode", "full", "--name", "all", "--out", "runs/full", "--quiet")
+    assert json.loads(inlay_here("eval", "runs/full", "--json"))["scores"] == scores_of(place / "runs" / "full")
 
 
-def test_demo_refuses_a_folder_that_is_not_empty(inlay_cli, place):
+def test_demo_refuses_a_folder_that_is_not_empty(inlay_cli):
     assert "is not empty" in inlay_cli("demo", "--out", ".", code=2).stderr

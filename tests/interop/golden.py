@@ -19,7 +19,9 @@ def host_of(family: str) -> hf.PreTrainedModel:
 
 
 def inputs_of(family: str) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in load_file(GOLDEN / family / "inputs.safetensors").items() if name != "bare"}
+    return {
+        name: tensor for name, tensor in load_file(GOLDEN / family / "inputs.safetensors").items() if name != "bare"
+    }
 
 
 def logits_of(host: hf.PreTrainedModel, family: str) -> Tensor:

@@ -51,6 +51,6 @@ def test_the_peer_loads_it(library: str, tmp_path: Path) -> None:
     for name, family in ALL:
         if CASES[name].format == {"adapters": "adapterhub"}.get(library, library):
             prepare(name, family, tmp_path)
-    done = subprocess.run([python, str(TOOL), str(tmp_path)], capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run([python, str(TOOL), str(tmp_path)], capture_output=True, text=True)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

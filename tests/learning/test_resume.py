@@ -15,6 +15,7 @@ from inlay.checkpoint import read
 from inlay.learning.interrupt import Interrupted
 from inlay.learning.job import train
 from inlay.learning.loop import _Loop, fit
+from inlay.learning.objective import objective_for
 from inlay.learning.recipe import Recipe
 from inlay.learning.run import Run
 from inlay.learning.settings import Settings
@@ -51,6 +52,7 @@ def setups(small, members):
     yield "inlay", lambda: ready(small)
     yield "robust", lambda: ready(small, method=inlay.Pfeiffer(reduction=2, drop_first=2, dropout=0.2))
     yield "full", lambda: ready(small, "full")
+    yield "mixture", lambda: ready(small, method=inlay.Mixture(inlay.Pfeiffer(reduction=2), modules=3))
     yield "fusion", fused
 
 
@@ -58,16 +60,17 @@ def test_twenty_and_twenty_are_forty(small, members, tmp_path, monkeypatch):
     for name, build in setups(small, members):
         straight, parts = tmp_path / f"{name}-straight", tmp_path / f"{name}-parts"
         model, *rest = build()
-        whole = fit(model, *rest, RECIPE, checkpoint=straight)
+        whole = fit(model, *rest, RECIPE, objective=objective_for(model, "own"), checkpoint=straight)
         log: list[dict] = []
         broken, *rest = build()
         with monkeypatch.context() as patch:
             patch.setattr("inlay.learning.loop._Loop._leave_if_asked", _leave_at(20))
             with pytest.raises(Interrupted):
-                fit(broken, *rest, RECIPE, checkpoint=parts, log=log.append)
+                fit(broken, *rest, RECIPE, objective=objective_for(broken, "own"), checkpoint=parts, log=log.append)
         resumed, *rest = build()
         torch.manual_seed(12345)
-        outcome = fit(resumed, *rest, RECIPE, checkpoint=parts, log=log.append)
+        objective = objective_for(resumed, "own")
+        outcome = fit(resumed, *rest, RECIPE, objective=objective, checkpoint=parts, log=log.append)
         assert log == whole.history, name
         assert outcome.scores == whole.scores, name
         for key, tensor in state(model).items():
@@ -86,7 +89,7 @@ def _leave_at(step):
 def settings(small, out, **more):
     return Settings(
         host=str(small / "bert"), train=small / "train.jsonl", validation=small / "validation.jsonl", out=out, threads=1,
-        **{"options": {"reduction": 2}, "lr": 1e-2, "epochs": 2, "batch_size": 16, "save_every": 1} | more,
+        **{"options": {"reduction": 2}, "lr": 1e-2, "epochs": 1, "batch_size": 16, "save_every": 1} | more,
     )  # fmt: skip
 
 

@@ -298,3 +298,19 @@ def test_bitfit_on_t5_adds_to_linears_and_norms() -> None:
     assert "transformer.encoder.block.0.layer.0.SelfAttention.q" in modules
     assert "transformer.decoder.final_layer_norm" in modules
     assert not any("classification_head" in name for name in modules)
+
+
+@pytest.mark.parametrize("method", [*COMPACT, inlay.BitFit()], ids=lambda m: f"{m.kind}-{getattr(m, 'rank', '')}")
+def test_gradients_against_finite_differences(method: inlay.Method) -> None:
+    host = classifier(num_hidden_layers=1).double()
+    inlay.add(host, "a", method, norms=False)
+    shake(host, "a")
+    inlay.train(host, "a")
+    host.eval()
+    names, values = zip(*host.inlays["a"].named_parameters(), strict=True)
+
+    def result(*parameters: Tensor) -> Tensor:
+        given = {f"inlays.all.a.{name}": value for name, value in zip(names, parameters, strict=True)}
+        return torch.func.functional_call(host, given, kwargs=batch(2, 4)).logits
+
+    assert torch.autograd.gradcheck(result, values, eps=1e-6, atol=1e-7)

@@ -23,11 +23,12 @@ Examples:
 
 
 def work(out: Path | None, data_dir: Path | None, seeds: int, processes: int | None, as_json: bool) -> None:
-    from inlay.demo import run_demo
     from inlay.learning.run import Run
 
     out = out or _free(Path("runs") / "demo")
     with Run(out).held(fresh=True):
+        from inlay.demo import run_demo  # torch only when there is something to do
+
         facts = run_demo(
             out, lambda text: click.echo(text, err=as_json), data_dir=data_dir, seeds=seeds, processes=processes
         )

@@ -82,7 +82,8 @@ class Chain:
 
     @property
     def name(self) -> str:
-        return self.pieces[-1].name
+        first = self.pieces[0]
+        return f"{first.target} {'→'.join(piece.mode for piece in self.pieces)} {first.seed}"
 
     def __call__(self, watch: Watcher) -> list[Result]:
         return [result for piece in self.pieces for result in piece(watch)]

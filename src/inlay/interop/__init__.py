@@ -3,8 +3,8 @@
     inlay.load(host, folder)                              knows the format by the files in the folder
     inlay.export(host, name, folder, format="peft")       or "adapterhub"
 
-What is read is complete, and what is written reads back: an option without a counterpart, a tensor too many or too few is
-an error that names it. docs/interop.md has the tables.
+What is read is complete, and what is written reads back: an option without a counterpart, a tensor too many or too few
+is an error that names it. docs/interop.md has the tables.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Lit
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}.{nearest(str(format), FORMATS)}")
     if isinstance(inlay.method, Mixture):
-        raise ConfigError(f"{name!r} is a mixture, which only Inlay knows. Merge it first: inlay.merge(host, {name!r}).")
+        raise ConfigError(
+            f"{name!r} is a mixture, which only Inlay knows. Merge it first: inlay.merge(host, {name!r})."
+        )
     library = FORMATS[format]
     try:
         files = library.write(model, inlays, inlay)
@@ -67,20 +69,25 @@ def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Lit
         raise ConfigError(f"{name!r} cannot be written as {format}: {error}") from None
     silent = [field for field, nothing in ONLY_IN_TRAINING.items() if getattr(inlay.method, field, nothing) != nothing]
     if silent:
-        warnings.warn(f"{name}: {', '.join(silent)} acts only in training, and {format} has no word for it", stacklevel=2)
+        warnings.warn(
+            f"{name}: {', '.join(silent)} acts only in training, and {format} has no word for it", stacklevel=2
+        )
     with replacing(Path(path), KNOWN_BY) as temporary:
         for file, content in files.items():
             if file.endswith(".json"):
                 (temporary / file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
             else:
                 safetensors.torch.save_file(content, temporary / file, metadata={"format": "pt"})
-        _same(inlay, library.read_back(model, inlays, inlay, temporary))
+        with torch.random.fork_rng(devices=[]):  # building it again takes nothing from the run's random numbers
+            _same(inlay, library.read_back(model, inlays, inlay, temporary))
     return Path(os.path.abspath(path))
 
 
 def _same(inlay: Inlay, again: Inlay) -> None:
     """Every tensor that both have is the same; parts of a fused module are one tensor in peft."""
     mine, theirs = inlay.tensors(), again.tensors()
-    differ = [key for key in mine.keys() & theirs.keys() if not torch.allclose(mine[key], theirs[key], rtol=0, atol=1e-6)]
+    differ = [
+        key for key in mine.keys() & theirs.keys() if not torch.allclose(mine[key], theirs[key], rtol=0, atol=1e-6)
+    ]
     if differ:
         raise ConfigError(f"{inlay.name!r} does not read back the same: {', '.join(sorted(differ))}")

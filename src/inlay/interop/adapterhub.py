@@ -1,9 +1,9 @@
 """Folders of the `adapters` library: an adapter, a fusion, or a whole setup, each with or without a head.
 
-    adapter_config.json          adapter.safetensors                 one adapter
-    adapter_fusion_config.json   model_adapter_fusion.safetensors    a fusion, whose members are on the host
-    head_config.json             model_head.safetensors              beside either: a head
-    adapter_setup.json           <adapter>/ …  <a,b>/                a setup: a folder for each adapter and fusion
+adapter_config.json          adapter.safetensors                 one adapter
+adapter_fusion_config.json   model_adapter_fusion.safetensors    a fusion, whose members are on the host
+head_config.json             model_head.safetensors              beside either: a head
+adapter_setup.json           <adapter>/ …  <a,b>/                a setup: a folder for each adapter and fusion
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ SETUP = "adapter_setup.json"
 VERSION = "adapters.1.3.0"
 """The version whose meaning of every option the written files have."""
 DEEPEST_SETUP = 8
-_OLD_NAMES = ("attention_text_task_adapters", "attention_text_lang_adapters", "layer_text_task_adapters", "layer_text_lang_adapters")
+_OLD_NAMES = (
+    "attention_text_task_adapters",
+    "attention_text_lang_adapters",
+    "layer_text_task_adapters",
+    "layer_text_lang_adapters",
+)
 
 
 class AdapterFile(Config):
@@ -84,7 +89,10 @@ def load_head(host: PreTrainedModel, folder: Path, name: str | None, pickled: bo
         name = name or head.name or folder.resolve().name
         free_name(host, name)
         inlay = Inlay(name, HeadOnly(), head.head)
-        inlays.admit(host, built(host, inlays.anatomy, inlay, lambda i: _head_spots(i, inlays.anatomy, head), head.tensors, folder))
+        inlays.admit(
+            host,
+            built(host, inlays.anatomy, inlay, lambda i: _head_spots(i, inlays.anatomy, head), head.tensors, folder),
+        )
     return name
 
 
@@ -97,7 +105,9 @@ def load_setup(host: PreTrainedModel, folder: Path, name: str | None, pickled: b
     """Set all adapters and fusions of a setup into a host, or none of them; the setup is not activated."""
     file = folder / SETUP
     if name is not None:
-        raise CheckpointError(f"{folder} is a whole setup of several adapters, which one name cannot name. Leave name out.")
+        raise CheckpointError(
+            f"{folder} is a whole setup of several adapters, which one name cannot name. Leave name out."
+        )
     found = read_object(file)
     odd = found.keys() - {"adapter_setup", "head_setup", "version"}
     if odd:
@@ -131,8 +141,13 @@ def _together(inlays: Inlays) -> Iterator[Any]:
 
 
 def _parse(block: Any, file: Path, members: dict[str, str], depth: int) -> Setup:
-    """A composition block as a setup; `members` collects their folder names with our names, fusions after their members."""
-    if not isinstance(block, dict) or not isinstance(block.get("children"), list) or not block["children"] or depth == 0:
+    """A composition block as a setup; `members` collects their folders with our names, fusions after their members."""
+    if (
+        not isinstance(block, dict)
+        or not isinstance(block.get("children"), list)
+        or not block["children"]
+        or depth == 0
+    ):
         raise CheckpointError(f"{file} has a composition block that is not readable: {str(block)[:200]}.")
     kind, children = block.get("type"), block["children"]
     if kind == "single":
@@ -145,7 +160,10 @@ def _parse(block: Any, file: Path, members: dict[str, str], depth: int) -> Setup
         return Average(*parts, weights=weights)
     if kind == "Fuse" and all(isinstance(part, str) for part in parts):
         return _member(",".join(map(str, parts)), file, members)
-    raise CheckpointError(f"{file}: a {kind!r} of {', '.join(map(repr, parts))} has no counterpart; Inlay reads Stack, Average and Fuse of adapters.")
+    raise CheckpointError(
+        f"{file}: a {kind!r} of {', '.join(map(repr, parts))} has no counterpart; "
+        f"Inlay reads Stack, Average and Fuse of adapters."
+    )
 
 
 def _member(theirs: Any, file: Path, members: dict[str, str]) -> str:
@@ -177,7 +195,9 @@ def _read_adapter(
         found = keys.spots(inlay) | _head_spots(inlay, inlays.anatomy, head)
         rules = [spot.key for ours, spot in found.items() if ours.endswith("rule") and spot.key not in tensors]
         if rules:
-            raise CheckpointError(f"the PHM rule {rules[0]} is not in the file, and without it no weight can be computed")
+            raise CheckpointError(
+                f"the PHM rule {rules[0]} is not in the file, and without it no weight can be computed"
+            )
         return found
 
     return built(host, inlays.anatomy, inlay, spots, tensors | (head.tensors if head else {}), folder)
@@ -189,7 +209,9 @@ def _read_fusion(
     file, tensors, head = _read(host, inlays.anatomy, folder, FUSION, pickled, spare_head)
     wanted = options(FusionOptions, file.config, folder / FUSION[0])
     members = [member.replace(",", ".") for member in file.adapter_names or file.name.split(",")]
-    missing = [f"its member {member!r} is not on this host; load it first" for member in members if member not in inlays]
+    missing = [
+        f"its member {member!r} is not on this host; load it first" for member in members if member not in inlays
+    ]
     if missing:
         raise misfit(folder, missing)
     try:
@@ -197,7 +219,11 @@ def _read_fusion(
         keys = _keys(host, inlays.anatomy, file.name, tensors)
     except InlayError as error:
         raise misfit(folder, [str(error)]) from None
-    acting = {key: tensor for key, tensor in tensors.items() if not any(key.startswith(keys.fusion(place, "").key) for place in idle)}
+    acting = {
+        key: tensor
+        for key, tensor in tensors.items()
+        if not any(key.startswith(keys.fusion(place, "").key) for place in idle)
+    }
     inlay = Inlay(name, method, head.head if head else None)
     return built(
         host, inlays.anatomy, inlay, lambda made: keys.spots(made) | _head_spots(made, inlays.anatomy, head),
@@ -206,14 +232,15 @@ def _read_fusion(
 
 
 def _read(
-    host: PreTrainedModel, anatomy: Anatomy, folder: Path, names: tuple[str, str, str], pickled: bool, spare_head: Path | None
+    host: PreTrainedModel, anatomy: Anatomy, folder: Path, names: tuple[str, str, str], pickled: bool,
+    spare_head: Path | None,
 ) -> tuple[AdapterFile, Tensors, heads.ForeignHead | None]:  # fmt: skip
     config, safe, pickle = names
     file = options(AdapterFile, read_object(folder / config), folder / config)
+    here = {"model_type": anatomy.family, "hidden_size": anatomy.width}
     problems = [
         f"it was made for a host with {what} {theirs!r}, this one has {ours!r}"
-        for what, theirs, ours in (("model_type", file.model_type, anatomy.family), ("hidden_size", file.hidden_size, anatomy.width))
-        if theirs is not None and theirs != ours
+        for what, ours in here.items() if (theirs := getattr(file, what)) not in (None, ours)
     ]  # fmt: skip
     if problems:
         raise misfit(folder, problems)
@@ -251,15 +278,18 @@ def _check_sizes(wanted: BottleneckOptions | LoraOptions, anatomy: Anatomy, tens
     if wanted.phm_layer:
         check_size(f"phm_rank = {wanted.phm_rank}", wanted.phm_rank, tensors)
         return check_size(f"phm_dim = {wanted.phm_dim}", wanted.phm_dim**3, tensors)
-    factors = wanted.reduction_factor.values() if isinstance(wanted.reduction_factor, dict) else [wanted.reduction_factor]
-    check_size(f"reduction_factor = {wanted.reduction_factor}", int(anatomy.width // min(factors, default=1.0)), tensors)
+    size = int(anatomy.width // min(wanted.factors()))
+    check_size(f"reduction_factor = {wanted.reduction_factor}", size, tensors)
 
 
 def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> dict[str, Any]:
     """The files of an inlay in their format, by name."""
     odd = [name for name in (inlay.name, *getattr(inlay.method, "members", ())) if "." in name]
     if odd:
-        raise ConfigError(f"`adapters` cannot have a dot in a name: {', '.join(odd)}. Save it, and load it under another: inlay.load(…, name=…)")
+        raise ConfigError(
+            f"`adapters` cannot have a dot in a name: {', '.join(odd)}. "
+            f"Save it, and load it under another: inlay.load(…, name=…)"
+        )
     anatomy = inlays.anatomy
     common = {
         "hidden_size": anatomy.width,
@@ -291,7 +321,11 @@ def _idle_layers(inlay: Inlay, inlays: Inlays, keys: Keys) -> Tensors:
     assert isinstance(inlay.method, Fusion)
     _, idle = fusion_of(FusionOptions(), inlay.method.members, inlays, 0.0)
     like = next(iter(inlay.parts.values())).state_dict()
-    return {keys.fusion(place, leaf).key: torch.zeros_like(tensor, device="cpu") for place in idle for leaf, tensor in like.items()}
+    return {
+        keys.fusion(place, leaf).key: torch.zeros_like(tensor, device="cpu")
+        for place in idle
+        for leaf, tensor in like.items()
+    }
 
 
 def read_back(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, folder: Path) -> Inlay:

@@ -1,6 +1,6 @@
 """The heads of `adapters`: a copy of the host's own, or one of the library's, `heads.<name>.<i>`.
 
-    their head   dropout, linear (1), act, dropout, linear (4)      the numbers are those of our pooled head, too
+their head   dropout, linear (1), act, dropout, linear (4)      the numbers are those of our pooled head, too
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from transformers import PreTrainedModel
 from inlay.anatomy import Anatomy, Place
 from inlay.config import Config
 from inlay.errors import CheckpointError, ConfigError
-from inlay.heads import Head
+from inlay.heads import Head, Problem
 from inlay.interop.files import Tensors, check_size, only, options, read_object, read_tensors
 from inlay.interop.rooms import ROOMS
 from inlay.interop.spots import Spot
 from inlay.registry import Inlay, key_of
 
 CONFIG, SAFE, PICKLE = "head_config.json", "model_head.safetensors", "pytorch_model_head.bin"
-_PROBLEMS = {"classification": None, "multilabel_classification": "multi_label_classification"}
+HeadType = Literal["classification", "multilabel_classification"]
+_PROBLEMS: dict[HeadType, Problem | None] = {
+    "multilabel_classification": "multi_label_classification",
+    "classification": None,
+}
 
 
 class HeadFile(Config):
@@ -44,12 +48,14 @@ class HeadFile(Config):
 class HeadOptions(Config):
     """A head of the library's own."""
 
-    head_type: Literal["classification", "multilabel_classification"]
+    head_type: HeadType
     num_labels: int = Field(ge=1)
     layers: int = Field(ge=1)
     activation_function: str
     label2id: dict[str, int] | None = None
-    use_pooler: Annotated[bool, only(False, why="a head of its own reads a token's last hidden state, without the host's pooler")] = False
+    use_pooler: Annotated[
+        bool, only(False, why="a head of its own reads a token's last hidden state, without the host's pooler")
+    ] = False
     bias: Annotated[bool, only(True, why="the output layer has a bias here")] = True
     dropout_prob: Annotated[float, Field(ge=0, lt=1)] | None = None
 
@@ -83,7 +89,11 @@ def read_head(folder: Path, host: PreTrainedModel, anatomy: Anatomy, pickled: bo
 def _copied(file: HeadFile, host: PreTrainedModel, anatomy: Anatomy, tensors: Tensors) -> Head:
     """Label names are only names of outputs if there are as many."""
     names = _label_names(file.label2id)
-    outputs = tensors.get(f"{anatomy.head[-1]}.{_output_layer(host, anatomy)}weight".replace("..", ".")) if anatomy.head else None
+    outputs = (
+        tensors.get(f"{anatomy.head[-1]}.{_output_layer(host, anatomy)}weight".replace("..", "."))
+        if anatomy.head
+        else None
+    )
     if outputs is None or outputs.dim() != 2:
         return Head()
     if names is not None and len(names) == outputs.shape[0]:
@@ -100,12 +110,22 @@ def _output_layer(host: PreTrainedModel, anatomy: Anatomy) -> str:
 def _pooled(wanted: HeadOptions, host: PreTrainedModel, anatomy: Anatomy) -> Head:
     rooms = ROOMS.get(anatomy.family)
     if rooms is None or rooms.flexible is None:
-        raise CheckpointError(f"the heads of `adapters` for {anatomy.family} read an end-of-text token, which has no counterpart here.")
+        raise CheckpointError(
+            f"the heads of `adapters` for {anatomy.family} read an end-of-text token, which has no counterpart here."
+        )
     config: Any = host.config
-    usual = next((p for p in (getattr(config, "classifier_dropout", None), getattr(config, "hidden_dropout_prob", None)) if p is not None), 0.0)
+    usual = next(
+        (
+            p
+            for p in (getattr(config, "classifier_dropout", None), getattr(config, "hidden_dropout_prob", None))
+            if p is not None
+        ),
+        0.0,
+    )
     return Head(
         labels=_label_names(wanted.label2id) or wanted.num_labels, pooling=rooms.pooling, layers=wanted.layers,
-        activation=wanted.activation_function.lower(), dropout=usual if wanted.dropout_prob is None else wanted.dropout_prob,
+        activation=wanted.activation_function.lower(),
+        dropout=usual if wanted.dropout_prob is None else wanted.dropout_prob,
         problem=_PROBLEMS[wanted.head_type],
     )  # fmt: skip
 
@@ -139,7 +159,9 @@ def unchanged(inlay: Inlay, host: PreTrainedModel, place: Place) -> bool:
     return mine.keys() == theirs.keys() and all(torch.equal(mine[key].cpu(), theirs[key].cpu()) for key in mine)
 
 
-def head_file(inlay: Inlay, host: PreTrainedModel, anatomy: Anatomy, common: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+def head_file(
+    inlay: Inlay, host: PreTrainedModel, anatomy: Anatomy, common: dict[str, Any]
+) -> tuple[str | None, dict[str, Any]]:
     """The head's name (None: the host's own) and head_config.json for an inlay that has a head."""
     head = inlay.head
     assert head is not None
@@ -147,21 +169,35 @@ def head_file(inlay: Inlay, host: PreTrainedModel, anatomy: Anatomy, common: dic
     if head.pooling is None:
         trained = [p.module for p in anatomy.of_kind("head") if _below(p, anatomy) and not unchanged(inlay, host, p)]
         if trained:
-            raise ConfigError(f"its own copy of {', '.join(trained)} was trained, and `adapters` does not save that with a head")
+            raise ConfigError(
+                f"its own copy of {', '.join(trained)} was trained, and `adapters` does not save that with a head"
+            )
         if names is None:
             names = tuple(str(label) for _, label in sorted((getattr(host.config, "id2label", None) or {}).items()))
         label2id = {label: i for i, label in enumerate(names)}
-        own = {"config": None, "name": None, "model_class": type(host).__name__, "label2id": label2id, "num_labels": len(names)}
+        own = {
+            "config": None,
+            "name": None,
+            "model_class": type(host).__name__,
+            "label2id": label2id,
+            "num_labels": len(names),
+        }
         return None, common | own
     rooms = ROOMS[anatomy.family]
     if rooms.flexible is None or head.pooling != rooms.pooling:
         read = f"the {rooms.pooling} token" if rooms.flexible else "an end-of-text token"
         raise ConfigError(f"its head pools {head.pooling!r}; a head of `adapters` on {anatomy.family} reads {read}")
     if names is None or (head.problem_type == "regression" and len(names) > 1):
-        raise ConfigError("its head has no labels of its own, or several outputs for regression; `adapters` cannot say that")
+        raise ConfigError(
+            "its head has no labels of its own, or several outputs for regression; `adapters` cannot say that"
+        )
     config = HeadOptions(
-        head_type="multilabel_classification" if head.problem_type == "multi_label_classification" else "classification",
+        head_type=next(theirs for theirs, ours in _PROBLEMS.items() if ours in (None, head.problem_type)),
         num_labels=len(names), layers=head.layers, activation_function=head.activation, dropout_prob=head.dropout,
         label2id={label: i for i, label in enumerate(names)},
     )  # fmt: skip
-    return inlay.name, common | {"config": config.model_dump(mode="json"), "name": inlay.name, "model_class": rooms.flexible}
+    return inlay.name, common | {
+        "config": config.model_dump(mode="json"),
+        "name": inlay.name,
+        "model_class": rooms.flexible,
+    }

@@ -18,7 +18,19 @@ from inlay.config import Config
 from inlay.errors import ConfigError
 from inlay.interop.files import only
 from inlay.interop.rooms import layer_numbers, rooms_of
-from inlay.methods import PHM, Bapna, Bottleneck, Compacter, CompacterPlusPlus, Fusion, Houlsby, LoRA, Method, Parallel, Pfeiffer
+from inlay.methods import (
+    PHM,
+    Bapna,
+    Bottleneck,
+    Compacter,
+    CompacterPlusPlus,
+    Fusion,
+    Houlsby,
+    LoRA,
+    Method,
+    Parallel,
+    Pfeiffer,
+)
 from inlay.methods.bottleneck import Wide
 from inlay.registry import Inlay, Inlays
 
@@ -26,6 +38,7 @@ Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 _INITS = {"bert": "normal", "mam_adapter": "identity", "houlsby": "normal"}
 _ACTIVATIONS = {"leakyrelu": "leaky_relu"}  # theirs to ours, where the name differs
+_ATTENTION: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
 _OLD_ACTIVATIONS = {"gelu": "gelu_new", "gelu_orig": "gelu"}  # files without a version
 
 
@@ -35,7 +48,7 @@ class BottleneckOptions(Config):
     architecture: None = None
     mh_adapter: bool
     output_adapter: bool
-    reduction_factor: Factor | dict[str, Factor]
+    reduction_factor: Factor | Annotated[dict[str, Factor], Field(min_length=1)]
     non_linearity: str
     original_ln_before: bool = False
     original_ln_after: Annotated[bool, only(True, why="the host's own norm always acts after the sum")] = True
@@ -67,6 +80,12 @@ class BottleneckOptions(Config):
     phm_rank: int = Field(default=1, ge=1)
     phm_bias: Annotated[bool, only(True, why="PHM layers have a bias here")] = True
     stochastic_depth: Annotated[float, only(0.0, why="stochastic depth has no counterpart")] = 0.0
+
+    def factors(self) -> list[float]:
+        """Every reduction factor it names."""
+        return (
+            list(self.reduction_factor.values()) if isinstance(self.reduction_factor, dict) else [self.reduction_factor]
+        )
 
 
 class LoraOptions(Config):
@@ -100,7 +119,9 @@ class FusionOptions(Config):
     query_before_ln: bool = False
     regularization: bool = True
     residual_before: Annotated[bool, only(False, why="values that include the residual have no counterpart")] = False
-    temperature: Annotated[bool, only(False, why="`adapters` lets the temperature fall at every call and does not save it")] = False
+    temperature: Annotated[
+        bool, only(False, why="`adapters` lets the temperature fall at every call and does not save it")
+    ] = False
     value_before_softmax: bool = True
     value_initialized: bool | str = True
     dropout_prob: Share | None = None
@@ -112,7 +133,10 @@ OPTIONS: dict[str | None, type[BottleneckOptions] | type[LoraOptions]] = {None: 
 def options_kind(config: dict[str, Any]) -> type[BottleneckOptions] | type[LoraOptions]:
     architecture = config.get("architecture")
     if not isinstance(architecture, str | None) or architecture not in OPTIONS:
-        raise ConfigError(f"adapters of the architecture {architecture!r} have no counterpart in Inlay; it reads bottleneck adapters and LoRA.")
+        raise ConfigError(
+            f"adapters of the architecture {architecture!r} have no counterpart in Inlay; "
+            f"it reads bottleneck adapters and LoRA."
+        )
     return OPTIONS[architecture]
 
 
@@ -138,7 +162,9 @@ def method_of(options: BottleneckOptions | LoraOptions, anatomy: Anatomy) -> Met
 def bottleneck_of(options: BottleneckOptions, anatomy: Anatomy) -> Bottleneck:
     sites = [site for site, there in (("attention", options.mh_adapter), ("ffn", options.output_adapter)) if there]
     if options.original_ln_before and not options.is_parallel and options.residual_before_ln is not True:
-        raise ConfigError(f"residual_before_ln={options.residual_before_ln!r}: the residual is always taken before the host's norm here")
+        raise ConfigError(
+            f"residual_before_ln={options.residual_before_ln!r}: the residual is taken before the host's norm here"
+        )
     name = options.non_linearity.lower()
     fields: dict[str, Any] = {
         "reads": "residual" if options.is_parallel else "normed" if options.original_ln_before else "output",
@@ -154,17 +180,21 @@ def bottleneck_of(options: BottleneckOptions, anatomy: Anatomy) -> Bottleneck:
     }
     if options.phm_layer:
         rank = options.phm_rank if options.factorized_phm_W else None
-        fields |= {"n": options.phm_dim, "rank": rank, "share_rule": options.shared_phm_rule, "learn_rule": options.learn_phm}
+        fields |= {
+            "n": options.phm_dim,
+            "rank": rank,
+            "share_rule": options.shared_phm_rule,
+            "learn_rule": options.learn_phm,
+        }
     return _kind(options, sites)(**fields)
 
 
 def _kind(options: BottleneckOptions, sites: Sequence[str]) -> type[Bottleneck]:
     """The method's name; every setting is given, so nothing else depends on it."""
-    factors = options.reduction_factor.values() if isinstance(options.reduction_factor, dict) else [options.reduction_factor]
     if options.phm_layer:
         compact = options.shared_phm_rule and options.factorized_phm_W and options.phm_rank == 1
         return PHM if not compact else Compacter if len(sites) > 1 else CompacterPlusPlus
-    if min(factors, default=1) < 1:
+    if min(options.factors()) < 1:
         return Wide
     if options.ln_before:
         return Bapna
@@ -190,18 +220,26 @@ def layers_of(numbers: Iterable[int], anatomy: Anatomy) -> tuple[int | str, ...]
     layers = layer_numbers(anatomy)
     odd = [n for n in numbers if not 0 <= n < len(layers)]
     if odd:
-        raise ConfigError(f"there is no layer {', '.join(map(str, odd))}; this host's are 0 to {len(layers) - 1}, counted through all stacks")
+        raise ConfigError(
+            f"there is no layer {', '.join(map(str, odd))}; "
+            f"this host's are 0 to {len(layers) - 1}, counted through all stacks"
+        )
     return tuple(n if len(anatomy.depth) == 1 else layers[n] for n in numbers)
 
 
 def lora_of(options: LoraOptions, anatomy: Anatomy) -> LoRA:
     rooms = rooms_of(anatomy)
-    wanted = list(options.attn_matrices) if options.selfattn_lora else []
+    wanted: list[str] = list(options.attn_matrices) if options.selfattn_lora else []
     wanted += [f"cross_{role}" for role in wanted]
-    wanted += [*(rooms.intermediate if options.intermediate_lora else ()), *(rooms.output if options.output_lora else ())]
+    wanted += [
+        *(rooms.intermediate if options.intermediate_lora else ()),
+        *(rooms.output if options.output_lora else ()),
+    ]
     targets = [target for want in wanted for target in _targets(want, anatomy)]
     if not targets:
-        raise ConfigError("this LoRA changes no projection of the host: it has neither selfattn_lora, intermediate_lora nor output_lora")
+        raise ConfigError(
+            "this LoRA changes no projection: it has neither selfattn_lora, intermediate_lora nor output_lora"
+        )
     return LoRA(
         rank=options.r, alpha=options.alpha, dropout=options.dropout, targets=tuple(dict.fromkeys(targets)),
         leave_out=layers_of(options.leave_out, anatomy),
@@ -216,7 +254,9 @@ def _targets(want: str, anatomy: Anatomy) -> list[str]:
     return [place.id for place in projections if place.module.endswith(f".{want}")]
 
 
-def fusion_of(options: FusionOptions, members: Sequence[str], inlays: Inlays, dropout: float) -> tuple[Fusion, list[Place]]:
+def fusion_of(
+    options: FusionOptions, members: Sequence[str], inlays: Inlays, dropout: float
+) -> tuple[Fusion, list[Place]]:
     """The fusion, and the places where they keep its weights though no member acts there."""
     acting = {member: _acting(inlays[member], inlays.anatomy) for member in members}
     reads = common_reads([inlays[member] for member in members])
@@ -224,8 +264,10 @@ def fusion_of(options: FusionOptions, members: Sequence[str], inlays: Inlays, dr
     kept = {p.id: tuple(m for m in members if p.id in acting[m]) for p in everywhere}
     kinds = {p.kind for p in everywhere}
     method = Fusion(
-        members=tuple(members), sites=tuple(kept), query="output" if options.query_before_ln else reads, value=options.value,
-        dropout=dropout if options.dropout_prob is None else options.dropout_prob, strength=0.01 if options.regularization else 0.0,
+        members=tuple(members), sites=tuple(kept), value=options.value,
+        query="output" if options.query_before_ln else reads,
+        dropout=dropout if options.dropout_prob is None else options.dropout_prob,
+        strength=0.01 if options.regularization else 0.0,
         kept=None if all(len(there) == len(members) for there in kept.values()) else kept,
     )  # fmt: skip
     return method, [p for p in inlays.anatomy.places.values() if p.kind in kinds and p.id not in kept]
@@ -239,13 +281,19 @@ def common_reads(members: Sequence[Inlay]) -> Literal["normed", "output"]:
     """What all members read; `adapters` gives every member of a fusion the input of the last one."""
     odd = [m.name for m in members if not isinstance(m.method, Bottleneck)]
     if odd:
-        raise ConfigError(f"a fusion of `adapters` has bottleneck adapters as members, which {', '.join(odd)} {'is' if len(odd) == 1 else 'are'} not")
-    told = {(m.method.reads, m.method.sites, m.method.before_dropout) for m in members if isinstance(m.method, Bottleneck)}
+        raise ConfigError(f"a fusion of `adapters` has only bottleneck adapters as members, but not {', '.join(odd)}")
+    told = {
+        (m.method.reads, m.method.sites, m.method.before_dropout) for m in members if isinstance(m.method, Bottleneck)
+    }
     if len(told) != 1:
-        raise ConfigError("the members act at different sites or read differently; `adapters` would give all of them the last one's input")
+        raise ConfigError(
+            "the members act at different sites or read differently; `adapters` gives all of them the last one's input"
+        )
     reads = told.pop()[0]
     if reads == "residual":
-        raise ConfigError("the members act beside their branch; a fusion that asks with the branch's input has no counterpart")
+        raise ConfigError(
+            "the members act beside their branch; a fusion that asks with the branch's input has no counterpart"
+        )
     return "output" if reads == "output" else "normed"
 
 
@@ -278,7 +326,9 @@ def _bottleneck_options(method: Bottleneck, places: Sequence[Place], anatomy: An
         "mh_adapter": "attention" in method.sites,
         "output_adapter": "ffn" in method.sites,
         "reduction_factor": _factors(method, places, anatomy),
-        "non_linearity": {ours: theirs for theirs, ours in _ACTIVATIONS.items()}.get(method.activation, method.activation),
+        "non_linearity": {ours: theirs for theirs, ours in _ACTIVATIONS.items()}.get(
+            method.activation, method.activation
+        ),
         "original_ln_before": normed,
         "ln_before": method.own_norm,
         "init_weights": "mam_adapter" if method.init == "identity" else "bert",
@@ -289,7 +339,8 @@ def _bottleneck_options(method: Bottleneck, places: Sequence[Place], anatomy: An
     }
     if isinstance(method, PHM):
         fields |= {
-            "phm_layer": True, "phm_dim": method.n, "factorized_phm_W": method.rank is not None, "phm_rank": method.rank or 1,
+            "phm_layer": True, "phm_dim": method.n, "factorized_phm_W": method.rank is not None,
+            "phm_rank": method.rank or 1,
             "shared_phm_rule": method.share_rule, "learn_phm": method.learn_rule,
         }  # fmt: skip
     return BottleneckOptions(**fields)
@@ -300,8 +351,9 @@ def _factors(method: Bottleneck, places: Sequence[Place], anatomy: Anatomy) -> f
         return method.reduction
     layers = layer_numbers(anatomy)
     by_layer = {
-        str(layers.index(f"{p.stack}.{p.layer}")): _factor(anatomy.width, method.bottleneck(p, anatomy.width)) for p in places
-    }  # fmt: skip
+        str(layers.index(f"{p.stack}.{p.layer}")): _factor(anatomy.width, method.bottleneck(p, anatomy.width))
+        for p in places
+    }
     values = set(by_layer.values())
     return values.pop() if len(values) == 1 else {**by_layer, "default": next(iter(by_layer.values()))}
 
@@ -331,7 +383,7 @@ def _lora_options(method: LoRA, places: Sequence[Place], anatomy: Anatomy) -> Lo
 
     return LoraOptions(
         r=method.rank, alpha=method.alpha, dropout=method.dropout, leave_out=_left_out(places, anatomy),
-        attn_matrices=tuple(role for role in ("q", "k", "v") if role in kinds), selfattn_lora=bool({"q", "k", "v"} & kinds),
+        attn_matrices=tuple(role for role in _ATTENTION if role in kinds), selfattn_lora=bool(set(_ATTENTION) & kinds),
         intermediate_lora=changes(rooms.intermediate), output_lora=changes(rooms.output),
     )  # fmt: skip
 
@@ -342,15 +394,21 @@ def fusion_options(inlay: Inlay, inlays: Inlays) -> FusionOptions:
     if inlay.norms:
         raise ConfigError("it owns layer norms, which `adapters` does not save")
     if method.temperature != 1.0:
-        raise ConfigError("its temperature is not 1; `adapters` lets a temperature fall at every call and does not save it")
+        raise ConfigError(
+            "its temperature is not 1; `adapters` lets a temperature fall at every call and does not save it"
+        )
     reads = common_reads([inlays[member] for member in method.members])
     if method.query == "normed" and reads == "output":
-        raise ConfigError("it asks with the normed stream though its members read the branch's output, which `adapters` cannot do")
+        raise ConfigError(
+            "it asks with the normed stream though its members read the branch's output, which `adapters` cannot do"
+        )
     options = FusionOptions(
         value=method.value, query_before_ln=method.query == "output" and reads == "normed",
         regularization=method.strength > 0, value_initialized=method.value, dropout_prob=method.dropout or None,
     )  # fmt: skip
     theirs, _ = fusion_of(options, method.members, inlays, method.dropout)
     if theirs.sites != method.sites or any(theirs.at(site) != method.at(site) for site in method.sites):
-        raise ConfigError("it mixes fewer members or acts at fewer places than its members do, which `adapters` cannot say")
+        raise ConfigError(
+            "it mixes fewer members or acts at fewer places than its members do, which `adapters` cannot say"
+        )
     return options

@@ -6,7 +6,8 @@ Nothing here trusts a file. A `.bin` is a pickle: it is opened only when the use
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +16,9 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
-from inlay.checkpoint import read_json
+from inlay.checkpoint import misfit, read_json
 from inlay.config import Config
-from inlay.errors import CheckpointError, ConfigError
+from inlay.errors import CheckpointError, ConfigError, InlayError
 
 C = TypeVar("C", bound=Config)
 Tensors = dict[str, Tensor]
@@ -32,6 +33,17 @@ def only(*allowed: Any, why: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Say of every error in the block which folder does not fit the host."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except InlayError as error:
+        raise misfit(folder, [str(error)]) from None
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -49,7 +61,9 @@ def options(kind: type[C], found: Any, file: Path) -> C:
     try:
         return kind(**{str(key): value for key, value in found.items()})
     except ConfigError as error:
-        raise CheckpointError(f"{file} has options that Inlay cannot follow:\n  - " + str(error).replace("\n", "\n  - ")) from None
+        raise CheckpointError(
+            f"{file} has options that Inlay cannot follow:\n  - " + str(error).replace("\n", "\n  - ")
+        ) from None
 
 
 def read_tensors(folder: Path, safe: str, pickle: str, pickled: bool) -> Tensors:
@@ -60,10 +74,12 @@ def read_tensors(folder: Path, safe: str, pickle: str, pickled: bool) -> Tensors
         raise CheckpointError(f"{folder} has no {safe}.")
     if not pickled:
         raise CheckpointError(
-            f"{folder / pickle} is a pickle, a kind of file that can run code. inlay.load(…, pickled=True) reads its tensors "
-            f"and executes nothing; {safe} would be better."
+            f"{folder / pickle} is a pickle, a kind of file that can run code. inlay.load(…, pickled=True) reads "
+            f"its tensors and executes nothing; {safe} would be better."
         )
-    return _checked(folder / pickle, _opened(folder / pickle, lambda f: torch.load(f, map_location="cpu", weights_only=True)))
+    return _checked(
+        folder / pickle, _opened(folder / pickle, lambda f: torch.load(f, map_location="cpu", weights_only=True))
+    )
 
 
 def _opened(file: Path, read: Callable[[Path], Any]) -> Any:
@@ -77,17 +93,21 @@ def _opened(file: Path, read: Callable[[Path], Any]) -> Any:
 def _checked(file: Path, found: Any) -> Tensors:
     if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()):
         raise CheckpointError(f"{file} should hold tensors by name.")
-    odd = [
-        f"{key} ({tensor.dtype}, {tensor.layout})" for key, tensor in found.items()
-        if not tensor.is_floating_point() or tensor.layout != torch.strided or not bool(torch.isfinite(tensor.float()).all())
-    ]  # fmt: skip
+    odd = [f"{key} ({tensor.dtype}, {tensor.layout})" for key, tensor in found.items() if not _plain(tensor)]
     if odd:
-        raise CheckpointError(f"{file} has tensors that are not plain finite floating-point numbers: {', '.join(sorted(odd))}.")
+        raise CheckpointError(
+            f"{file} has tensors that are not plain finite floating-point numbers: {', '.join(sorted(odd))}."
+        )
     return dict(found)
+
+
+def _plain(tensor: Tensor) -> bool:
+    dense = tensor.is_floating_point() and tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return dense and bool(torch.isfinite(tensor.float()).all())
 
 
 def check_size(what: str, wanted: int, tensors: Tensors) -> None:
     """Refuse a config that asks for more numbers than its file has, before anything of that size is made."""
     have = sum(tensor.numel() for tensor in tensors.values())
     if wanted > have:
-        raise CheckpointError(f"{what} needs at least {wanted:,} numbers, but the file has {have:,}.")
+        raise ConfigError(f"{what} needs at least {wanted:,} numbers, but the file has {have:,}")

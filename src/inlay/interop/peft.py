@@ -5,8 +5,8 @@
                                 base_model.model.<module>.base_layer.bias, or <module>.bias where there is no LoRA
                                 base_model.model.<head module>.<parameter>        of modules_to_save
 
-Which modules have a LoRA is told by the keys, and checked against target_modules. `fan_in_fan_out` is not believed: it is
-the host's module that knows how its weight lies. A bias there is a value, here a difference to the host's.
+Which modules have a LoRA is told by the keys, and checked against target_modules. `fan_in_fan_out` is not believed: it
+is the host's module that knows how its weight lies. A bias there is a value, here a difference to the host's.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from inlay.registry import Inlay, Inlays, key_of
 CONFIG, SAFE, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 ROOT = "base_model.model."
 _NOT_HERE = "it has no counterpart in LoRA as Inlay has it"
-_BIASES: dict[str, Literal["none", "targets", "all"]] = {"none": "none", "lora_only": "targets", "all": "all"}
+_BIASES: dict[Literal["none", "lora_only", "all"], Bias] = {"none": "none", "lora_only": "targets", "all": "all"}
 _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
 _LEAVES = {"lora_A.weight": "down.weight", "lora_B.weight": "up.weight"}
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Names = tuple[str, ...] | str | None
+Bias = Literal["none", "targets", "all"]
 
 
 def _absent(*neutral: Any) -> Any:
@@ -82,7 +83,8 @@ class PeftOptions(Config):
     eva_config: Any = None
     lora_ga_config: Any = None
     init_lora_weights: Annotated[
-        bool | str | None, only(True, False, None, "gaussian", "eva", "orthogonal", why="this start changes the host's own weights, too")
+        bool | str | None,
+        only(True, False, None, "gaussian", "eva", "orthogonal", why="this start changes the host's own weights, too"),
     ] = True
     # what it must not say
     alora_invocation_tokens: Annotated[Any, _absent()] = None
@@ -119,9 +121,13 @@ def read(host: PreTrainedModel, anatomy: Anatomy, folder: Path, name: str, pickl
     places = whole_places(anatomy)
     modules = _lora_modules(found, places, folder)
     _check_targets(wanted, modules, places, folder)
+    bias = _BIASES[wanted.bias] if _has_biases(wanted, modules, host, anatomy) else "none"
     try:
         saved = _saved_modules(wanted, host, anatomy)
-        method = _method(wanted, modules, found, places)
+        hidden = [path for path in modules if _inside(path, saved)]
+        if hidden:
+            raise ConfigError(f"{', '.join(hidden)} has a LoRA, but lies in a module that modules_to_save replaces")
+        method = _method(wanted, modules, places, bias)
         check_size(f"r = {wanted.r}", wanted.r, found)
         inlay = Inlay(name, method, _head(host, anatomy, saved, found) if saved else None)
     except ConfigError as error:
@@ -153,7 +159,9 @@ def _without_copies(found: Tensors, folder: Path) -> Tensors:
 
 def _lora_modules(found: Tensors, places: Mapping[str, Place], folder: Path) -> list[str]:
     """The modules that have a LoRA, in the host's order."""
-    named = {key.removeprefix(ROOT).removesuffix(f".{leaf}") for key in found for leaf in _LEAVES if key.endswith(f".{leaf}")}
+    named = {
+        key.removeprefix(ROOT).removesuffix(f".{leaf}") for key in found for leaf in _LEAVES if key.endswith(f".{leaf}")
+    }
     odd = sorted(named - places.keys())
     if odd:
         raise misfit(folder, [f"it changes {path}, which is no linear map of this host" for path in odd])
@@ -170,7 +178,10 @@ def _check_targets(wanted: PeftOptions, modules: Sequence[str], places: Iterable
     problems = [f"{path} has a LoRA, but is not among the target_modules" for path in modules if path not in meant]
     if not (wanted.exclude_modules or wanted.layers_to_transform is not None):
         spared = {path for path in meant for m in wanted.modules_to_save or () if f".{m}." in f".{path}."}
-        problems += [f"{path} is among the target_modules, but its tensors are missing" for path in sorted(meant - spared - set(modules))]
+        problems += [
+            f"{path} is among the target_modules, but its tensors are missing"
+            for path in sorted(meant - spared - set(modules))
+        ]
     if problems:
         raise misfit(folder, problems)
 
@@ -178,10 +189,15 @@ def _check_targets(wanted: PeftOptions, modules: Sequence[str], places: Iterable
 def _saved_modules(wanted: PeftOptions, host: PreTrainedModel, anatomy: Anatomy) -> list[str]:
     """Which of the host's head modules it has its own copy of; peft lists names that need not exist."""
     paths = [path for path, _ in host.named_modules()]
-    saved = [path for path in paths for name in wanted.modules_to_save or () if path == name or path.endswith(f".{name}")]
+    saved = [
+        path for path in paths for name in wanted.modules_to_save or () if path == name or path.endswith(f".{name}")
+    ]
     odd = [path for path in saved if path not in anatomy.head]
     if odd:
-        raise ConfigError(f"modules_to_save: Inlay keeps own copies of a head's modules ({', '.join(anatomy.head)}), not of {', '.join(odd)}")
+        raise ConfigError(
+            f"modules_to_save: Inlay keeps own copies of a head's modules ({', '.join(anatomy.head)}), "
+            f"not of {', '.join(odd)}"
+        )
     return saved
 
 
@@ -196,14 +212,19 @@ def _head(host: PreTrainedModel, anatomy: Anatomy, saved: Sequence[str], found: 
     return Head() if weight is None or weight.shape[0] == linear.out_features else Head(labels=weight.shape[0])
 
 
-def _method(wanted: PeftOptions, modules: Sequence[str], found: Tensors, places: Mapping[str, Place]) -> LoRA:
+def _has_biases(wanted: PeftOptions, modules: Iterable[str], host: PreTrainedModel, anatomy: Anatomy) -> bool:
+    """Whether there are biases to train at all: T5 and Llama have none."""
+    paths = modules if wanted.bias == "lora_only" else [place.module for place in anatomy.of_kind("bias", "head_bias")]
+    return any(isinstance(getattr(host.get_submodule(path), "bias", None), Tensor) for path in paths)
+
+
+def _method(wanted: PeftOptions, modules: Sequence[str], places: Mapping[str, Place], bias: Bias) -> LoRA:
     chosen = [places[path] for path in modules]
     ranks = {places[path].id: _by_pattern(wanted.rank_pattern, path, wanted.r) for path in modules}
     alphas = {places[path].id: _by_pattern(wanted.alpha_pattern, path, wanted.lora_alpha) for path in modules}
-    has_bias = any(key.endswith(".bias") and ".lora_" not in key for key in found)
     return LoRA(
         rank=wanted.r, alpha=wanted.lora_alpha, dropout=wanted.lora_dropout, rank_stabilised=wanted.use_rslora,
-        targets=_targets(chosen, places.values()), bias=_BIASES[wanted.bias] if has_bias else "none",
+        targets=_targets(chosen, places.values()), bias=bias,
         ranks={place: rank for place, rank in ranks.items() if rank != wanted.r},
         alphas={place: alpha for place, alpha in alphas.items() if alpha != wanted.lora_alpha},
     )  # fmt: skip
@@ -258,12 +279,19 @@ def _inside(module: str, saved: Sequence[str]) -> bool:
     return any(module == path or module.startswith(f"{path}.") for path in saved)
 
 
-def _differences(host: PreTrainedModel, anatomy: Anatomy, found: Tensors, modules: Sequence[str], saved: Sequence[str]) -> Tensors:
+def _differences(
+    host: PreTrainedModel, anatomy: Anatomy, found: Tensors, modules: Sequence[str], saved: Sequence[str]
+) -> Tensors:
     """Trained biases as differences to the host's."""
     changed = dict(found)
     for place in anatomy.of_kind("bias", "head_bias"):
         key, bias = _bias_key(place.module, modules), getattr(host.get_submodule(place.module), "bias", None)
-        if key in found and isinstance(bias, Tensor) and bias.shape == found[key].shape and not _inside(place.module, saved):
+        if (
+            key in found
+            and isinstance(bias, Tensor)
+            and bias.shape == found[key].shape
+            and not _inside(place.module, saved)
+        ):
             changed[key] = found[key].to(bias) - bias.detach()
     return changed
 
@@ -281,7 +309,11 @@ def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> dict[str, Any]
     if inlay.head is not None and inlay.head.pooling is not None:
         raise ConfigError("it has a pooling head, which the host does not have; peft saves only modules of the host")
     changes = _changes(inlay, anatomy, host)
-    saved = [p.module for p in anatomy.of_kind("head") if inlay.part(p) is not None and (_is_output(p, anatomy) or not unchanged(inlay, host, p))]
+    saved = [
+        p.module
+        for p in anatomy.of_kind("head")
+        if inlay.part(p) is not None and (_is_output(p, anatomy) or not unchanged(inlay, host, p))
+    ]
     hidden = [path for path in changes if _inside(path, saved)]
     if hidden:
         raise ConfigError(f"it changes {', '.join(hidden)} and has its own copy of it; peft can only do one of both")
@@ -289,20 +321,28 @@ def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> dict[str, Any]
     tensors |= _biases(inlay, anatomy, host, changes, saved)
     for place in anatomy.of_kind("head"):
         if place.module in saved:
-            tensors |= {f"{ROOT}{place.module}.{leaf}": tensor for leaf, tensor in inlay.parts[key_of(place.id)].state_dict().items()}
+            tensors |= {
+                f"{ROOT}{place.module}.{leaf}": tensor
+                for leaf, tensor in inlay.parts[key_of(place.id)].state_dict().items()
+            }
+    alphas = {path: change.alpha(method.rank_stabilised) for path, change in changes.items()}
     config = PeftOptions(
-        peft_type="LORA", r=method.rank, lora_alpha=method.alpha, lora_dropout=method.dropout, use_rslora=method.rank_stabilised,
-        bias={ours: theirs for theirs, ours in _BIASES.items()}[method.bias], target_modules=_short(changes, host),
+        peft_type="LORA", r=method.rank, lora_alpha=method.alpha, lora_dropout=method.dropout,
+        use_rslora=method.rank_stabilised,
+        bias=next(theirs for theirs, ours in _BIASES.items() if ours == method.bias),
+        target_modules=_short(changes, host),
         modules_to_save=tuple(path.rpartition(".")[2] for path in saved) or None,
         rank_pattern={path: change.rank for path, change in changes.items() if change.rank != method.rank},
-        alpha_pattern={
-            path: alpha for path, change in changes.items() if (alpha := change.alpha(method.rank_stabilised)) != method.alpha
-        },
+        alpha_pattern={path: alpha for path, alpha in alphas.items() if alpha != method.alpha},
         fan_in_fan_out=all(isinstance(host.get_submodule(path), Conv1D) for path in changes), inference_mode=True,
         base_model_name_or_path=str(getattr(host.config, "name_or_path", "") or "") or None,
         task_type=next((task for end, task in _TASKS.items() if type(host).__name__.endswith(end)), None),
     )  # fmt: skip
-    said = config.model_dump(mode="json", exclude_defaults=True) | {"r": config.r, "lora_alpha": config.lora_alpha, "bias": config.bias}
+    said = config.model_dump(mode="json", exclude_defaults=True) | {
+        "r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "bias": config.bias,
+    }
     return {CONFIG: said, SAFE: {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}}
 
 
@@ -350,14 +390,18 @@ def _changes(inlay: Inlay, anatomy: Anatomy, host: PreTrainedModel) -> dict[str,
     return {path: Change(found, rows[path]) for path, found in parts.items()}
 
 
-def _biases(inlay: Inlay, anatomy: Anatomy, host: PreTrainedModel, changed: Iterable[str], saved: Sequence[str]) -> Tensors:
+def _biases(
+    inlay: Inlay, anatomy: Anatomy, host: PreTrainedModel, changed: Iterable[str], saved: Sequence[str]
+) -> Tensors:
     """The host's biases plus our differences."""
     found: Tensors = {}
     for place in map(anatomy.places.__getitem__, inlay.place_ids()):
         if place.kind in ("bias", "head_bias") and not _inside(place.module, saved):
             bias = getattr(host.get_submodule(place.module), "bias", None)
             if not isinstance(bias, Tensor):
-                raise ConfigError(f"it gives {place.module} a bias, which the host has not; peft trains only biases that are there")
+                raise ConfigError(
+                    f"it gives {place.module} a bias, which the host has not; peft trains only biases that are there"
+                )
             found[_bias_key(place.module, changed)] = bias.detach() + inlay.tensors()[f"{place.id}.bias"]
     return found
 

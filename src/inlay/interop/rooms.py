@@ -1,13 +1,14 @@
 """Where the `adapters` library keeps its modules in each model family, and what it calls their tensors.
 
-    <base model>.encoder.layer.0 . output . adapters.<name> . adapter_down.0.weight
-    ───── prefix ───────────────   ─room─                     ───────leaf────────
+<base model>.encoder.layer.0 . output . adapters.<name> . adapter_down.0.weight
+───── prefix ───────────────   ─room─                     ───────leaf────────
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from transformers import PreTrainedModel
 
@@ -16,6 +17,8 @@ from inlay.errors import ConfigError
 from inlay.interop.spots import Spot
 from inlay.methods import PHM, Fusion, LoRA, Method
 from inlay.registry import Inlay, key_of
+
+Pooling = Literal["first", "last"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Rooms:
     output: tuple[str, ...] = ("ffn_out",)
     flexible: str | None = None
     """The class with heads of the library's own; None: Inlay has no counterpart of the token they read."""
-    pooling: str = "first"
+    pooling: Pooling = "first"
     """The token that such a head reads."""
 
     def room(self, place: Place) -> str:
@@ -44,12 +47,15 @@ def _bert(flexible: str) -> Rooms:
     return Rooms("attention.output", "output", flexible=flexible)
 
 
-def _beside(flexible: str | None = None, pooling: str = "first", **lora: tuple[str, ...]) -> Rooms:
-    return Rooms("attention_adapters", "output_adapters", flexible=flexible, pooling=pooling, **lora)
+def _beside(flexible: str | None = None, pooling: Pooling = "first") -> Rooms:
+    return Rooms("attention_adapters", "output_adapters", flexible=flexible, pooling=pooling)
 
 
-_SWAPPED = {"intermediate": ("mlp.down_proj",), "output": ("mlp.up_proj",)}  # so in `adapters`, other than its names say
-_T5 = Rooms("layer.0", "layer.1", "layer.2", intermediate=("DenseReluDense.wi", "DenseReluDense.wi_1"))
+def _llama(flexible: str) -> Rooms:
+    """The two LoRAs of the FFN are other ones than their names say; so it is in `adapters`."""
+    return replace(_beside(flexible, "last"), intermediate=("mlp.down_proj",), output=("mlp.up_proj",))
+
+
 ROOMS: Mapping[str, Rooms] = {
     "bert": _bert("BertAdapterModel"),
     "roberta": _bert("RobertaAdapterModel"),
@@ -57,11 +63,10 @@ ROOMS: Mapping[str, Rooms] = {
     "electra": _bert("ElectraAdapterModel"),
     "distilbert": _beside("DistilBertAdapterModel"),
     "bart": _beside(),
-    "t5": _T5,
-    "mt5": _T5,
+    "t5": Rooms("layer.0", "layer.1", "layer.2", intermediate=("DenseReluDense.wi", "DenseReluDense.wi_1")),
     "gpt2": _beside("GPT2AdapterModel", "last"),
-    "llama": _beside("LlamaAdapterModel", "last", **_SWAPPED),
-    "mistral": _beside("MistralAdapterModel", "last", **_SWAPPED),
+    "llama": _llama("LlamaAdapterModel"),
+    "mistral": _llama("MistralAdapterModel"),
 }
 
 _KRONECKER = {"left": "W_left", "right": "W_right", "blocks": "W", "bias": "b", "own.rule": "phm_rule"}
@@ -70,7 +75,10 @@ _LORA = {"down.weight": "lora_A", "up.weight": "lora_B"}
 
 def rooms_of(anatomy: Anatomy) -> Rooms:
     if anatomy.family not in ROOMS:
-        raise ConfigError(f"Inlay does not know where `adapters` keeps its modules in {anatomy.family} hosts. Known: {', '.join(ROOMS)}.")
+        raise ConfigError(
+            f"Inlay does not know where `adapters` keeps its modules in {anatomy.family} hosts. "
+            f"Known: {', '.join(ROOMS)}."
+        )
     return ROOMS[anatomy.family]
 
 
@@ -94,7 +102,10 @@ class Keys:
 
     def spots(self, inlay: Inlay) -> dict[str, Spot]:
         """A spot for every tensor but those of a head."""
-        found = {f"shared.{leaf}": Spot(f"{self.prefix}shared_parameters.{self.name}.phm_{leaf}") for leaf in inlay.shared.state_dict()}
+        found = {
+            f"shared.{leaf}": Spot(f"{self.prefix}shared_parameters.{self.name}.phm_{leaf}")
+            for leaf in inlay.shared.state_dict()
+        }
         places = [place for place in map(self.anatomy.places.__getitem__, inlay.place_ids()) if place.kind != "head"]
         for place in places:
             for leaf in inlay.parts[key_of(place.id)].state_dict():

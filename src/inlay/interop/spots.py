@@ -1,7 +1,7 @@
 """Our tensors in somebody else's file: one table serves reading and writing, so both are complete or neither.
 
-    ours   encoder.0.q.down.weight                                 (r, D)
-    theirs transformer.h.0.attn.c_attn.loras.a.lora_A              (2r, D), of which ours is the first half
+ours   encoder.0.q.down.weight                                 (r, D)
+theirs transformer.h.0.attn.c_attn.loras.a.lora_A              (2r, D), of which ours is the first half
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from inlay.anatomy import Anatomy
 from inlay.checkpoint import misfit, pour
-from inlay.errors import InlayError
 from inlay.interop.files import Tensors
 from inlay.registry import Inlay
 
@@ -74,13 +73,17 @@ def _theirs(mine: Tensor, shares: int) -> tuple[int, ...]:
     return (mine.shape[0] * shares, *mine.shape[1:])
 
 
-def built(model: PreTrainedModel, anatomy: Anatomy, inlay: Inlay, spots_of: Callable[[Inlay], Spots], found: Tensors, folder: Path) -> Inlay:
+def built(
+    model: PreTrainedModel,
+    anatomy: Anatomy,
+    inlay: Inlay,
+    spots_of: Callable[[Inlay], Spots],
+    found: Tensors,
+    folder: Path,
+) -> Inlay:
     """The inlay with every module made and their tensors poured in; the host knows nothing of it yet."""
-    try:
-        inlay.fill(model, anatomy)
-        spots = spots_of(inlay)
-    except InlayError as error:
-        raise misfit(folder, [str(error)]) from None
+    inlay.fill(model, anatomy)
+    spots = spots_of(inlay)
     tensors, problems = gather(spots, inlay.tensors(), found)
     if problems:
         raise misfit(folder, problems)

@@ -29,7 +29,8 @@ class Bias(nn.Module):
     def at(cls, module: nn.Module) -> Bias:
         """As wide as what a module gives out."""
         bias = getattr(module, "bias", None)
-        return cls((bias if isinstance(bias, Tensor) else module.weight).shape[0])  # type: ignore[union-attr, operator]
+        like: Any = bias if isinstance(bias, Tensor) else module.weight
+        return cls(like.shape[0])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.bias

@@ -58,7 +58,7 @@ class LoRA(Method):
     alpha: float = Field(default=8.0, gt=0)
     """Scales the change: alpha / r."""
     targets: tuple[str, ...] = ("q", "v")
-    """Roles (q, k, v, o, ffn_in, ffn_out, cross_q … for cross-attention, qkv for a fused module), or places such as 'encoder.3.q'."""
+    """Roles (q, k, v, o, ffn_in, ffn_out, cross_q …, qkv for a fused module), or places such as 'encoder.3.q'."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on x."""
     rank_stabilised: bool = False
