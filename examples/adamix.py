@@ -4,9 +4,9 @@
     python examples/adamix.py --host FOLDER --data rows.jsonl
 
 Without arguments nothing is downloaded. The task is real but small: is the character called "greek small letter alpha"
-a letter, a mark, a number, a punctuation or a symbol? Python knows the names and the answers (`unicodedata`). The host is
-a BERT of two layers with random weights that stay frozen. With --host and --data it is any encoder of transformers, and
-rows such as {"text": "...", "label": "..."}; "text_b" is a second text.
+a letter, a mark, a number, a punctuation or a symbol? Python knows the names and the answers (`unicodedata`). The host
+is a BERT of two layers with random weights that stay frozen. With --host and --data it is any encoder of transformers,
+and rows such as {"text": "...", "label": "..."}; "text_b" is a second text.
 
 Each seed trains one mixture of four modules per site with the consistency loss, and evaluates it in four ways:
 
@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
-import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -54,6 +52,10 @@ class Task:
         return self.encode(rows) | {"labels": torch.tensor([self.labels.index(row["label"]) for row in rows])}
 
 
+def shuffled(rows: list, seed: int) -> list:
+    return [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+
+
 # ── a task and a host out of nothing ──
 
 
@@ -64,9 +66,7 @@ def names_task(rows: int) -> Task:
         name, category = unicodedata.name(chr(code), ""), unicodedata.category(chr(code))[0]
         if name and category in CATEGORIES and not any(letter.isdigit() for letter in name):
             names[CATEGORIES[category]].append(name.lower().replace("-", " "))
-    shuffle = random.Random(0).shuffle
-    for found in names.values():
-        shuffle(found)
+    names = {label: shuffled(found, seed=0) for label, found in names.items()}
     each = rows // len(names)
     train = [{"text": name, "label": label} for label, found in names.items() for name in found[:each]]
     test = [{"text": name, "label": label} for label, found in names.items() for name in found[each:][:120]]
@@ -79,13 +79,15 @@ def names_task(rows: int) -> Task:
         padded = torch.tensor([row + [PAD] * (longest - len(row)) for row in ids])
         return {"input_ids": padded, "attention_mask": (padded != PAD).long()}
 
+    config = transformers.BertConfig(
+        vocab_size=2 + len(vocabulary), hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=128, max_position_embeddings=LONGEST, pad_token_id=PAD,
+    )  # fmt: skip
+
     def host() -> torch.nn.Module:
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            return transformers.BertForSequenceClassification(transformers.BertConfig(
-                vocab_size=2 + len(vocabulary), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
-                max_position_embeddings=LONGEST, pad_token_id=PAD,
-            ))  # fmt: skip
+            return transformers.BertForSequenceClassification(config)
 
     return Task(train, test, list(names), encode, host)
 
@@ -94,17 +96,18 @@ def names_task(rows: int) -> Task:
 
 
 def own_task(folder: str, file: Path, rows: int) -> Task:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     with file.open(encoding="utf-8") as lines:
         found = [json.loads(line) for line in lines if line.strip()]
-    random.Random(0).shuffle(found)
-    for row in found:
-        row["label"] = str(row["label"])
+    found = [row | {"label": str(row["label"])} for row in shuffled(found, seed=0)]
     labels = sorted({row["label"] for row in found})
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 
     def encode(some: list[dict]) -> Batch:
         second = [row["text_b"] for row in some] if "text_b" in some[0] else None
-        return dict(tokenizer([row["text"] for row in some], second, padding=True, truncation=True, max_length=128, return_tensors="pt"))
+        first = [row["text"] for row in some]
+        return dict(tokenizer(first, second, padding=True, truncation=True, max_length=128, return_tensors="pt"))
 
     def host() -> torch.nn.Module:
         return transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(labels))
@@ -122,17 +125,16 @@ def batches(task: Task, rows: list[dict], size: int = 32) -> Iterator[Batch]:
 
 def learn(task: Task, seed: int, epochs: int, lr: float, modules: int) -> torch.nn.Module:
     torch.manual_seed(seed)
-    host, rows = task.host(), list(task.train)
+    host = task.host()
     method = inlay.Houlsby(size=16, sites=("ffn",), activation="gelu")  # AdaMix's adapter
-    inlay.add(host, "task", inlay.Mixture(method, modules=modules), head=inlay.Head(labels=tuple(task.labels), pooling="mean"))
+    head = inlay.Head(labels=tuple(task.labels), pooling="mean")
+    inlay.add(host, "task", inlay.Mixture(method, modules=modules), head=head)
     inlay.train(host, "task")
     optimizer = torch.optim.AdamW([p for p in host.parameters() if p.requires_grad], lr=lr)
-    steps = epochs * -(-len(rows) // 32)
+    steps = epochs * -(-len(task.train) // 32)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
-    order = random.Random(seed)
-    for _ in range(epochs):
-        order.shuffle(rows)
-        for batch in batches(task, rows):
+    for epoch in range(epochs):
+        for batch in batches(task, shuffled(task.train, seed=1000 * seed + epoch)):
             inlay.mixture_loss(host, batch).loss.backward()
             optimizer.step()
             schedule.step()
@@ -167,14 +169,15 @@ def say(results: list[dict[str, float]], rows: int) -> str:
         ahead = [result["merged"] - result[way] for result in results]
         signs = {(a > 0) - (a < 0) for a in ahead}
         verdict = {(1,): "ahead in every seed", (-1,): "behind in every seed"}.get(tuple(signs), "no clear difference")
-        lines.append(f"  merged - {way:<9} {statistics.mean(ahead):+5.1f} on average, {min(ahead):+.1f} to {max(ahead):+.1f}: {verdict}")
+        numbers = f"{statistics.mean(ahead):+5.1f} on average, {min(ahead):+.1f} to {max(ahead):+.1f}"
+        lines.append(f"  merged - {way:<9} {numbers}: {verdict}")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--host", metavar="FOLDER", help="an encoder of transformers; needs --data")
-    parser.add_argument("--data", type=Path, metavar="FILE", help="JSON lines with text, label and, if you like, text_b")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="JSON lines with text, label and perhaps text_b")
     parser.add_argument("--rows", type=int, default=500, help="training rows (500)")
     parser.add_argument("--epochs", type=int, default=30, help="(30)")
     parser.add_argument("--lr", type=float, default=1e-2, help="learning rate (1e-2)")
@@ -183,7 +186,6 @@ def main() -> None:
     chosen = parser.parse_args()
     if bool(chosen.host) != bool(chosen.data):
         parser.error("--host and --data belong together")
-    begin = time.time()
     task = own_task(chosen.host, chosen.data, chosen.rows) if chosen.host else names_task(chosen.rows)
     print(f"{len(task.train)} rows to learn from, {len(task.test)} to test, {len(task.labels)} labels")
     print(f"{'seed':<6}" + "".join(f"{way:>10}" for way in ("merged", "random", "first", "ensemble")))
@@ -192,7 +194,6 @@ def main() -> None:
         results.append(four_ways(task, learn(task, seed, chosen.epochs, chosen.lr, chosen.modules)))
         print(f"{seed:<6}" + "".join(f"{value:>10.1f}" for value in results[-1].values()), flush=True)
     print(say(results, len(task.test)))
-    print(f"{time.time() - begin:.0f} s")
 
 
 if __name__ == "__main__":

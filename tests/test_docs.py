@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import re
 import sys
@@ -24,7 +25,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 METHOD_PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 SKELETON = ["Idea", "Formula", "When to use it", "How it relates to its siblings", "Parameters", "Example", "Paper"]
-BLOCK = re.compile(r"(?P<skip><!-- not run: .+? -->\n+)?^```python\n(?P<code>.*?)^```$(?P<output>\n\n```text\n(?P<text>.*?)^```$)?", re.S | re.M)
+BLOCK = re.compile(
+    r"(?P<skip><!-- not run: .+? -->\n+)?^```python\n(?P<code>.*?)^```$(?P<output>\n\n```text\n(?P<text>.*?)^```$)?",
+    re.S | re.M,
+)
 
 
 @dataclass
@@ -89,7 +93,7 @@ def tables(page: Path) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for part in re.split(r"^##+ ", page.read_text(encoding="utf-8"), flags=re.M)[1:]:
         if name := re.match(r"`inlay\.([\w.]+)`", part):
-            found[name[1]] = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", part, re.M))
+            found[name[1].rpartition(".")[2]] = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", part, re.M))
     return found
 
 
@@ -98,17 +102,25 @@ def test_the_tables_of_parameters_are_those_of_the_classes() -> None:
     for page in METHOD_PAGES:
         documented |= tables(page)
     common = Bottleneck.model_fields
-    assert documented.pop("methods.Bottleneck") == {name: repr(field.default) for name, field in common.items()}
+    assert documented.pop("Bottleneck") == {name: repr(field.default) for name, field in common.items()}
     for kind, method in METHODS.items():
-        if kind == "wide":
-            continue  # made by collapse only
-        own = {name: field for name, field in method.model_fields.items() if name not in common or common[name].default != field.default}
+        if kind in ("wide", "fusion"):
+            continue  # made by collapse and add_fusion
+        own = {
+            name: field
+            for name, field in method.model_fields.items()
+            if name not in common or common[name].default != field.default
+        }
         if not issubclass(method, Bottleneck):
             own = dict(method.model_fields)
-        wanted = {n: "required" if f.is_required() else repr(f.get_default(call_default_factory=True)) for n, f in own.items()}
-        if kind == "fusion":
-            del wanted["sites"], wanted["kept"]  # add_fusion and prune set them
+        wanted = {
+            n: "required" if f.is_required() else repr(f.get_default(call_default_factory=True)) for n, f in own.items()
+        }
         assert documented.pop(method.__name__, {}) == wanted, method.__name__
+    settings = list(inspect.signature(inlay.add_fusion).parameters.values())[2:]  # without host and name
+    assert documented.pop("add_fusion") == {
+        p.name: "required" if p.default is p.empty else repr(p.default) for p in settings
+    }
     assert not documented
 
 

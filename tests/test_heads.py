@@ -26,6 +26,24 @@ def test_several_label_counts_on_one_host() -> None:
     assert logits(host).shape == (3, 2)
 
 
+def test_labels_that_the_user_sets_are_left_alone() -> None:
+    host = classifier()
+    inlay.add(host, "plain", inlay.Pfeiffer(size=2))
+    inlay.add(host, "own", inlay.Pfeiffer(size=2), head=inlay.Head(labels=3))
+    host.config.problem_type = "multi_label_classification"
+    inlay.activate(host, "plain")
+    assert host.config.problem_type == "multi_label_classification"
+    inlay.activate(host, "own")
+    assert host.config.problem_type == "single_label_classification"
+    inlay.activate(host, "plain")
+    assert host.config.problem_type == "multi_label_classification"
+
+
+def test_a_change_of_the_head_beside_an_own_head_is_refused() -> None:
+    with pytest.raises(inlay.SetupError, match="linear.classifier would change the host's head"):
+        inlay.add(classifier(), "a", inlay.LoRA(rank=2, targets=("linear",)), head=inlay.Head(labels=3))
+
+
 def test_label_names_reach_the_pipeline_words() -> None:
     host = classifier()
     inlay.add(host, "cb", inlay.Pfeiffer(size=2), head=inlay.Head(labels=["yes", "no", "unclear"], pooling="mean"))

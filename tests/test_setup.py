@@ -13,7 +13,8 @@ def host() -> torch.nn.Module:
     inlay.add(host, "a", inlay.Pfeiffer(size=4))
     inlay.add(host, "b", inlay.Houlsby(size=4), norms=True)
     inlay.add(host, "c", inlay.Parallel(size=4))
-    for seed, name in enumerate("abc"):
+    inlay.add(host, "d", inlay.Pfeiffer(size=2), norms=True, head=inlay.Head(labels=2))
+    for seed, name in enumerate("abcd"):
         shake(host, name, seed)
     return host
 
@@ -34,6 +35,13 @@ def test_average_with_own_norms_in_one_part_only(host) -> None:
     torch.testing.assert_close(with_setup(host, inlay.Average("a", "b", weights=[1, 0])), with_setup(host, "a"))
 
 
+def test_norms_around_a_branch_reach_into_it(host) -> None:
+    """"b" owns norms, "a" reads them: alone, in an Average of itself, and in Rows of itself."""
+    wanted = with_setup(host, inlay.Stack("b", "a"))
+    for inner in (inlay.Average("a", "a"), inlay.Rows("a", "a", "a")):
+        torch.testing.assert_close(with_setup(host, inlay.Stack("b", inner)), wanted, atol=1e-5, rtol=1e-4)
+
+
 def test_stack_of_one_and_order(host) -> None:
     assert torch.equal(with_setup(host, inlay.Stack("a")), with_setup(host, "a"))
     assert not torch.allclose(
@@ -46,6 +54,10 @@ def test_stack_of_one_and_order(host) -> None:
     inlay.Average("a", inlay.Rows("b", "c", "b")),
     inlay.Rows(inlay.Average("a", "b"), inlay.Stack("b", "c"), None),
     inlay.Stack(inlay.Average("a", inlay.Stack("b", "c")), "c"),
+    inlay.Stack("b", inlay.Rows("a", None, "c")),
+    inlay.Stack("b", inlay.Rows("d", None, "a")),
+    inlay.Stack(inlay.Rows("a", "d", "c"), "b"),
+    inlay.Stack("b", inlay.Average("a", "c"), inlay.Rows("d", "a", None)),
 ])  # fmt: skip
 def test_nesting_equals_each_row_alone(host, nested) -> None:
     def at(setup, i):
@@ -104,6 +116,18 @@ def test_a_batch_of_another_size_is_refused(host) -> None:
     logits(host, batch(3))
 
 
+def classifier_with_a() -> torch.nn.Module:
+    host = classifier()
+    inlay.add(host, "a", inlay.Pfeiffer(size=2))
+    return host
+
+
+def test_parts_may_come_as_one_list() -> None:
+    assert inlay.Stack(["a", "b"]) == inlay.Stack("a", "b")
+    assert inlay.Average(["a", "b"]) == inlay.Average("a", "b")
+    assert inlay.Rows(["a", "b"]) == inlay.Rows("a", "b")
+
+
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: inlay.Stack(), "empty"),
     (lambda: inlay.Average(), "empty"),
@@ -115,6 +139,8 @@ def test_a_batch_of_another_size_is_refused(host) -> None:
     (lambda: inlay.Average("a", "b", weights=[1, float("nan")]), "at least 0"),
     (lambda: inlay.Rows("a", inlay.Stack("a", inlay.Rows("b"))), "Rows inside Rows has no meaning"),
     (lambda: inlay.Stack("a", 3), "takes names"),
+    (lambda: inlay.activate(classifier_with_a(), 3), "takes names"),
+    (lambda: inlay.activate(classifier_with_a(), inlay.Stack(inlay.Rows("a", "a"), inlay.Rows("a"))), "1 and 2 rows"),
     (lambda: inlay.Rows("a", each=0), "at least one row"),
 ])  # fmt: skip
 def test_setups_without_meaning(make, message: str) -> None:

@@ -100,6 +100,11 @@ class Place:
     heads: int = 1
     """Attention heads, where a fused projection alternates head by head."""
 
+    @property
+    def changes(self) -> bool:
+        """Whether an inlay changes an output here; at norms and heads its own module stands in."""
+        return self.kind not in ("norm", "head")
+
 
 def _projections(attention: Iterable[str], ffn_in: str | tuple[str, ...], ffn_out: str, cross: str = "") -> Roles:
     """q, k, v and o by their paths; `cross` is the prefix that replaces the self-attention's in cross-attention."""
@@ -305,11 +310,11 @@ class Anatomy:
         self.head = head_modules(host, self.base)
         for path in norm_modules(host):
             name = path.removeprefix(f"{self.base}.")  # the same id, whichever head the base model carries
-            if name not in family.not_norms and not any(path == h or path.startswith(h + ".") for h in self.head):
+            if name not in family.not_norms and not inside(path, self.head):
                 self.places[f"norm.{name}"] = Place(f"norm.{name}", "norm", path)
-        for path in biased_modules(host):
+        for path in biased_modules(host, self.head):
             name = path.removeprefix(f"{self.base}.")
-            in_head = any(path == h or path.startswith(h + ".") for h in self.head)
+            in_head = inside(path, self.head)
             self.places[f"bias.{name}"] = Place(f"bias.{name}", "head_bias" if in_head else "bias", path)
         named = {place.module for place in self.places.values() if place.projection is not None}
         for path, module in host.named_modules():
@@ -331,7 +336,7 @@ class Anatomy:
         """Refuse a layer that does not exist. 3 is layer 3 of every stack, 'decoder.3' that of one."""
         known = {str(i) for depth in self.depth.values() for i in range(depth)}
         known |= {f"{stack}.{i}" for stack, depth in self.depth.items() for i in range(depth)}
-        unknown = [name for name in names if str(name) not in known]
+        unknown = [name for name in names if str(name) not in known and str(name) not in self.places]
         if unknown:
             have = ", ".join(f"{stack} 0 to {depth - 1}" for stack, depth in self.depth.items())
             raise AnatomyError(f"no such layer: {', '.join(map(repr, unknown))}. This host has {have}.")
@@ -340,7 +345,7 @@ class Anatomy:
 def in_layers(place: Place, names: Mapping[str, Any] | tuple[int | str, ...]) -> str | None:
     """The name among `names` that means this place's layer, the most exact first."""
     known = {str(name) for name in names}
-    return next((name for name in (f"{place.stack}.{place.layer}", str(place.layer)) if name in known), None)
+    return next((name for name in (place.id, f"{place.stack}.{place.layer}", str(place.layer)) if name in known), None)
 
 
 def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, layers: Layers) -> Iterator[Place]:
@@ -396,18 +401,19 @@ def norm_modules(host: nn.Module) -> list[str]:
     ]  # fmt: skip
 
 
-def biased_modules(host: nn.Module) -> list[str]:
+def biased_modules(host: nn.Module, head: tuple[str, ...] = ()) -> list[str]:
     """Every module whose output has a bias added; in a host without any (T5, Llama), its linear maps and norms."""
-    leaves = [
-        (name, module)
-        for name, module in host.named_modules()
-        if isinstance(getattr(module, "weight", None), nn.Parameter)
-    ]
-    biased = [name for name, module in leaves if isinstance(getattr(module, "bias", None), nn.Parameter)]
-    if any(not name.startswith("classif") for name in biased):
+    leaves = {name: m for name, m in host.named_modules() if isinstance(getattr(m, "weight", None), nn.Parameter)}
+    biased = [name for name, module in leaves.items() if isinstance(getattr(module, "bias", None), nn.Parameter)]
+    if any(not inside(name, head) for name in biased):
         return biased
     norms = set(norm_modules(host))
-    return [name for name, module in leaves if isinstance(module, nn.Linear) or name in norms]
+    return [name for name, module in leaves.items() if isinstance(module, nn.Linear) or name in norms]
+
+
+def inside(name: str, modules: Iterable[str]) -> bool:
+    """Whether a module is one of these or below one of them."""
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def head_modules(host: PreTrainedModel, base: str) -> tuple[str, ...]:
@@ -416,4 +422,6 @@ def head_modules(host: PreTrainedModel, base: str) -> tuple[str, ...]:
         pooler = [f"{base}.pooler"] if getattr(host.base_model, "pooler", None) is not None else []
         return (*pooler, *(n for n, m in host.named_children() if n != base and any(True for _ in m.parameters())))
     output = host.get_output_embeddings()
-    return (name_of(host, output),) if output is not None else ()
+    if output is not None:
+        return (name_of(host, output),)
+    return tuple(name for name, _ in host.named_children() if name in ("qa_outputs", "classifier", "score"))

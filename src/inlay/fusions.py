@@ -19,7 +19,6 @@ from inlay.host import active, bare, free_name, inlays_of
 from inlay.methods.base import Form
 from inlay.methods.bottleneck import Layer, Wide
 from inlay.methods.fusion import Fusion, FusionLayer
-from inlay.methods.mixture import Mixture
 from inlay.registry import Inlay, Inlays, key_of
 from inlay.setup import names_in
 
@@ -40,8 +39,12 @@ def add_fusion(
     """
     model, inlays = bare(host), inlays_of(host)
     free_name(model, name)
+    if isinstance(members, str):
+        raise ConfigError(f"members is a list of names, got the text {members!r}")
     members = tuple(members)
-    _check_members(inlays, members)
+    if not members:
+        raise ConfigError("a fusion needs at least one member")
+    inlays.check_members(members)
     sites = tuple(_common_places(inlays, members, tuple(leave_out)))
     method = Fusion(
         members=members,
@@ -71,35 +74,11 @@ def add_fusion(
     inlays.admit(model, inlay)
 
 
-def _check_members(inlays: Inlays, members: tuple[str, ...]) -> None:
-    if not members:
-        raise ConfigError("a fusion needs at least one member")
-    for member in members:
-        method = inlays[member].method
-        if isinstance(method, Fusion):
-            raise SetupError(
-                f"{member!r} is itself a fusion. Fuse its members {', '.join(method.members)}, or collapse it first."
-            )
-        if isinstance(method, Mixture):
-            raise SetupError(f"{member!r} is a mixture. Merge it first: inlay.merge(host, {member!r}).")
-        forms = [
-            hasattr(part, "form")
-            for key, part in inlays[member].parts.items()
-            if _changes(inlays.anatomy.places[key.replace(":", ".")])
-        ]
-        if not forms or not all(forms):
-            raise SetupError(f"{member!r} ({method.kind}) has no bottleneck that a fusion could mix.")
-
-
-def _changes(place: Place) -> bool:
-    return place.kind not in ("norm", "head")
-
-
 def _common_places(inlays: Inlays, members: tuple[str, ...], leave_out: tuple[Layer, ...]) -> list[str]:
     """Where any member acts; a branch before its dropout only if all members act there."""
     anatomy: Anatomy = inlays.anatomy
     anatomy.check_layers(leave_out)
-    where = [{p for p in inlays[m].place_ids() if _changes(anatomy.places[p])} for m in members]
+    where = [{p for p in inlays[m].place_ids() if anatomy.places[p].changes} for m in members]
     everywhere = set.union(*where)
     if len(members) > 1 and not any(
         a & b for i, a in enumerate(map(_plain, where)) for b in map(_plain, where[i + 1 :])
@@ -170,16 +149,16 @@ def prune(
         smaller = method.model_copy(update={"members": members, "kept": kept})
     else:
         members = most(activations.overall())
-        left = (
-            None
-            if method.kept is None
-            else {site: tuple(m for m in method.at(site) if m in members) for site in method.sites}
-        )
-        smaller = method.model_copy(update={"members": members, "kept": left})
+        smaller = method.model_copy(update={"members": members})
+        if method.kept is not None:
+            left = {site: tuple(m for m in method.at(site) if m in members) for site in method.sites}
+            left = {site: who for site, who in left.items() if who}  # where nobody is left, nothing acts
+            smaller = smaller.model_copy(update={"kept": left, "sites": tuple(left)})
     if smaller.subset is not None:
         smaller = smaller.model_copy(update={"subset": min(smaller.subset, len(members))})
     new = Inlay(name, smaller, old.head, old.norms)
-    new.parts = copy.deepcopy(old.parts)
+    gone = {key_of(site) for site in set(method.sites) - set(smaller.sites)}
+    new.parts = nn.ModuleDict({key: copy.deepcopy(part) for key, part in old.parts.items() if key not in gone})
     inlays.admit(model, new)
 
 
@@ -201,19 +180,17 @@ def collapse(host: nn.Module, fusion: str, batches: Iterable[Mapping[str, Any]],
     method = fusion_method(old)
     seen = fusion_activations(model, fusion, batches)
     forms = {site: _forms(inlays, method, site) for site in method.sites}
-    kinds = {(form.reads, form.activation) for found in forms.values() for form in found.values()}
+    kinds = {(form.reads, form.standardised, form.activation) for found in forms.values() for form in found.values()}
     if len(kinds) != 1:
-        alike = "; ".join(sorted(f"{reads} through {activation}" for reads, activation in kinds))
+        alike = "; ".join(sorted(f"{reads} through {activation}" for reads, _, activation in kinds))
         raise SetupError(f"{fusion!r} cannot be one bottleneck: its members read and act differently ({alike}).")
-    reads, activation = kinds.pop()
-    if reads not in ("output", "residual", "stream", "normed"):
-        raise SetupError(
-            f"{fusion!r} cannot be one bottleneck: its members read {reads!r}, for which there is no plain method."
-        )
+    reads, standardised, activation = kinds.pop()
+    if reads == "input" or standardised:
+        raise SetupError(f"{fusion!r} cannot be one bottleneck: its members are LoRA or have norms of their own.")
     places = {site: inlays.anatomy.places[site] for site in method.sites}
     size: dict[str, int] = {"default": 1}
     for site, found in forms.items():
-        size[f"{places[site].stack}.{places[site].layer}"] = sum(form.down.shape[0] for form in found.values())
+        size[site] = sum(form.down.shape[0] for form in found.values())
     settings: dict[str, Any] = {
         "reads": reads,
         "activation": activation,

@@ -100,8 +100,8 @@ def pool(hidden: Tensor, mask: Tensor | None, pooling: str | None) -> Tensor:
         mask = torch.ones(hidden.shape[:2], device=hidden.device)
     mask = mask.reshape(-1, mask.shape[-1])  # multiple choice: (B, choices, T)
     if pooling == "mean":
-        weights = mask.unsqueeze(-1).to(hidden.dtype)
-        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+        weights = mask.unsqueeze(-1).float()  # in float32: the sum of a long text overflows in float16
+        return ((hidden * weights).sum(1) / weights.sum(1).clamp(min=1)).to(hidden.dtype)
     real = mask.to(torch.int64)
     at = real.argmax(-1) if pooling == "first" else mask.shape[-1] - 1 - real.flip(-1).argmax(-1)
     return hidden[torch.arange(hidden.shape[0], device=hidden.device), at]

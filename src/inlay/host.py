@@ -83,7 +83,9 @@ def train(host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None) -
     inlays = inlays_of(host)
     if setup is None:
         raise SetupError("nothing to train: the bare host has no inlay. Name one, as in inlay.train(host, 'rte').")
-    learners = names_in(setup) if only is None else tuple(only)
+    if inlays.folded is not None:
+        raise SetupError(f"{inlays.folded.name!r} is folded into the host's weights. inlay.unfold(host) first.")
+    learners = names_in(setup) if only is None else ((only,) if isinstance(only, str) else tuple(only))
     for name in learners:
         inlays[name]
         if name not in names_in(setup):

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from inlay.analysis.activations import evaluating
+from inlay.anatomy import Place
 from inlay.errors import ConfigError, SetupError
-from inlay.host import active, bare, free_name, inlays_of
+from inlay.host import activated, active, bare, free_name, inlays_of
 from inlay.methods.fusion import Fusion
 from inlay.methods.lora import LoRA, LowRankChange, part_rows
 from inlay.methods.mixture import Mixture, Routing, alternatives, merge_module
-from inlay.registry import Folded, Inlay
+from inlay.registry import Folded, Inlay, id_of
 from inlay.setup import names_in
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -49,8 +51,9 @@ def mixture_loss(
     if labels is None:
         raise ConfigError("mixture_loss needs `labels` in the batch")
     mixing = [inlay for name in names_in(active(model)) if _mixes(inlay := inlays_of(model)[name])]
-    passes = 2 if mixing and weight else 1
-    inputs = {k: _repeated(v, passes) for k, v in batch.items() if k != "labels" or model.config.is_encoder_decoder}
+    passes = 2 if mixing and weight and model.training else 1  # in evaluation both would be the merged weights
+    rows = labels.shape[0]
+    inputs = {k: _repeated(v, rows, passes) for k, v in batch.items() if k != "labels" or _needs_labels(model, labels)}
     for inlay in mixing:
         inlay.passes = passes
     try:
@@ -63,10 +66,11 @@ def mixture_loss(
     if passes == 1:
         return MixtureLoss(task, task, torch.zeros_like(task), first)
     second = both.chunk(passes)[1]
-    if shifts(model, first, labels):
-        consistency = distance(first[:, :-1], second[:, :-1], labels[:, 1:], detach)
+    problem = problem_of(model, first, labels)
+    if shifts(model, labels):
+        consistency = distance(first[:, :-1], second[:, :-1], labels[:, 1:], detach, problem)
     else:
-        consistency = distance(first, second, labels, detach)
+        consistency = distance(first, second, labels, detach, problem)
     return MixtureLoss(task + weight * consistency, task, consistency, first)
 
 
@@ -74,42 +78,70 @@ def _mixes(inlay: Inlay) -> bool:
     return isinstance(inlay.method, Mixture) and inlay.method.modules > 1
 
 
-def _repeated(value: Any, times: int) -> Any:
-    return torch.cat([value] * times) if isinstance(value, Tensor) and value.dim() and times > 1 else value
+def _repeated(value: Any, rows: int, times: int) -> Any:
+    """A tensor with one entry per row of the batch, several times below itself; anything else as it is."""
+    repeats = isinstance(value, Tensor) and value.dim() and value.shape[0] == rows and times > 1
+    return torch.cat([value] * times) if repeats else value
 
 
-def shifts(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> bool:
-    """Whether the logits at a token are for the next one, as in causal language models."""
-    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) and labels.dim() == 2
+def _needs_labels(model: PreTrainedModel, labels: Tensor) -> bool:
+    """Encoder-decoders make the decoder's inputs of the labels."""
+    return model.config.is_encoder_decoder and labels.dim() == 2
+
+
+def shifts(model: PreTrainedModel, labels: Tensor) -> bool:
+    """Whether the logits at a token are for the next one, as in causal language models.
+
+    Decoders cut out of encoder-decoders (BartForCausalLM) are given labels that are shifted already.
+    """
+    causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    return causal and labels.dim() == 2 and not getattr(type(model.config), "is_encoder_decoder", False)
+
+
+def problem_of(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> str:
+    """What is asked, in transformers' words: as the host is set, or by the shapes at hand."""
+    known = getattr(model.config, "problem_type", None)
+    if known is not None and logits.dim() == 2:
+        return known
+    if logits.shape[-1] == 1 or (labels.is_floating_point() and labels.shape != logits.shape):
+        return "regression"
+    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
 
 
 def task_loss(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> Tensor:
-    """The usual loss for the shapes at hand."""
-    if labels.is_floating_point() and labels.shape == logits.shape and logits.shape[-1] > 1:
-        return F.binary_cross_entropy_with_logits(logits, labels)
-    if labels.is_floating_point() or logits.shape[-1] == 1:
+    """The loss that the host itself would compute."""
+    problem = problem_of(model, logits, labels)
+    if problem == "regression":
         return F.mse_loss(logits.reshape(-1), labels.reshape(-1).to(logits.dtype))
-    if shifts(model, logits, labels):
+    if problem == "multi_label_classification":
+        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+    if shifts(model, labels):
         logits, labels = logits[:, :-1], labels[:, 1:]
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
-def distance(a: Tensor, b: Tensor, labels: Tensor, detach: bool = True) -> Tensor:
-    """½[KL(a‖b) + KL(b‖a)] of logits, the mean over texts or real tokens; squared difference for one output."""
+def distance(a: Tensor, b: Tensor, labels: Tensor, detach: bool = True, problem: str | None = None) -> Tensor:
+    """½[KL(a‖b) + KL(b‖a)] of logits, the mean over texts or real tokens; squared difference for regression."""
     a, b = a.float(), b.float()
-    if a.shape[-1] == 1:
+    if problem == "regression" or a.shape[-1] == 1:
         return (a - b).square().mean()
-    lowest = torch.finfo(torch.float32).min / 8  # not -inf, whose product with a probability of 0 is not a number
-    p, q = a.log_softmax(-1).clamp(min=lowest), b.log_softmax(-1).clamp(min=lowest)
-    targets = (p.detach(), q.detach()) if detach else (p, q)
-    each = (
-        sum(F.kl_div(x, y, reduction="none", log_target=True).sum(-1) for x, y in zip((q, p), targets, strict=True)) / 2
-    )
-    assert isinstance(each, Tensor)
+    if problem == "multi_label_classification":  # each label is a choice of its own: yes or no
+        a, b = (torch.stack([x, torch.zeros_like(x)], -1) for x in (a, b))
+        return divergence(a, b, detach).sum(-1).mean()
+    each = divergence(a, b, detach)
     if each.dim() < 2:
         return each.mean()
     real = (labels != -100).to(each.dtype)
     return (each * real).sum() / real.sum().clamp(min=1)
+
+
+def divergence(a: Tensor, b: Tensor, detach: bool) -> Tensor:
+    """The symmetric KL over the last dimension."""
+    lowest = torch.finfo(torch.float32).min / 8  # not -inf, whose product with a probability of 0 is not a number
+    p, q = a.log_softmax(-1).clamp(min=lowest), b.log_softmax(-1).clamp(min=lowest)
+    to_p, to_q = (p.detach(), q.detach()) if detach else (p, q)
+    one = F.kl_div(q, to_p, reduction="none", log_target=True)
+    return (one + F.kl_div(p, to_q, reduction="none", log_target=True)).sum(-1) / 2
 
 
 @contextmanager
@@ -132,7 +164,7 @@ def ensemble(host: nn.Module, name: str, batch: Mapping[str, Any], passes: int =
     """The mean logits of several random passes through a mixture, one of the paper's ablations."""
     if passes < 1:
         raise ConfigError(f"an ensemble needs at least one pass, got {passes}")
-    with routing(host, name, "random"):
+    with evaluating(host), activated(host, name), routing(host, name, "random"), torch.no_grad():
         return torch.stack([host(**batch).logits for _ in range(passes)]).mean(0)
 
 
@@ -182,7 +214,7 @@ def _shares(chosen: list[Inlay], weights: Sequence[float] | None) -> list[float]
     if not chosen:
         raise ConfigError("average needs at least one inlay")
     given = [1.0] * len(chosen) if weights is None else [float(w) for w in weights]
-    if len(given) != len(chosen) or not sum(given) > 0 or min(given) < 0:
+    if len(given) != len(chosen) or not 0 < sum(given) < float("inf") or min(given) < 0:
         raise ConfigError(f"average needs {len(chosen)} weights of at least 0 that do not all vanish, got {given}")
     return [w / sum(given) for w in given]
 
@@ -198,12 +230,15 @@ def fold(host: nn.Module, name: str) -> None:
         raise SetupError(f"{inlays.folded.name!r} is folded already. inlay.unfold(host) first.")
     if not isinstance(inlay.method, LoRA):
         raise SetupError(f"{name!r} is a {inlay.method.kind} inlay; only LoRA can be folded into the host's weights.")
+    changes = {inlays.anatomy.places[id_of(key)]: part for key, part in inlay.parts.items()}
+    for place, part in changes.items():
+        if isinstance(part, LowRankChange):
+            _check_untied(model, place, model.get_submodule(place.module).weight)
     inlays.activate(model, name)
     kept: dict[str, Tensor] = {}
     with torch.no_grad():
-        for key, part in inlay.parts.items():
+        for place, part in changes.items():
             if isinstance(part, LowRankChange):
-                place = inlays.anatomy.places[key.replace(":", ".")]
                 module: Any = model.get_submodule(place.module)
                 kept.setdefault(place.module, module.weight.detach().clone())
                 weight = module.weight if isinstance(module, nn.Linear) else module.weight.T  # (D_out, D_in)
@@ -211,6 +246,12 @@ def fold(host: nn.Module, name: str) -> None:
                 weight[rows] += part.weight().to(weight.dtype)
     inlays.folded = Folded(name, kept)
     inlays.activate(model, name)
+
+
+def _check_untied(model: nn.Module, place: Place, weight: Tensor) -> None:
+    owners = [name for name, m in model.named_modules() if any(p is weight for p in m._parameters.values())]
+    if len(owners) > 1:
+        raise SetupError(f"{place.id} cannot be folded: its weight is tied, {' and '.join(owners)} share it.")
 
 
 def unfold(host: nn.Module) -> None:

@@ -20,7 +20,7 @@ from inlay.errors import ConfigError, nearest
 from inlay.heads import Head
 from inlay.host import bare
 from inlay.methods import PHM, AdapterDrop, Bapna, Bottleneck, Houlsby, LowRank, Method, Parallel, Pfeiffer
-from inlay.registry import ATTRIBUTE, Inlay, Inlays
+from inlay.registry import ATTRIBUTE, Inlay, Inlays, id_of
 
 _T5: dict[str, Any] = {"decoder_start_token_id": 0, "vocab_size": 32128}
 NAMED_HOSTS: Mapping[str, PreTrainedConfig] = {
@@ -78,14 +78,14 @@ def count(
     host: nn.Module | PreTrainedConfig, method: Method, *, head: Head | None = None, norms: bool | None = None
 ) -> Count:  # fmt: skip
     """Trainable parameters of an inlay on a host, or on a host that only its config describes."""
-    model = _without_weights(host) if isinstance(host, PreTrainedConfig) else bare(host)
+    model = _without_weights(host, head) if isinstance(host, PreTrainedConfig) else bare(host)
     known: Inlays | None = getattr(model, ATTRIBUTE, None)
     anatomy = known.anatomy if known is not None else Anatomy(model)
     with torch.random.fork_rng(devices=[]):  # counting takes nothing from the run's random numbers
         inlay = Inlay("count", method, head, method.trains_norms if norms is None else norms).fill(model, anatomy)
     by_site: Counter[str] = Counter()
     for key, part in inlay.parts.items():
-        by_site[anatomy.places[key.replace(":", ".")].kind.removesuffix(".raw")] += _size(part)
+        by_site[anatomy.places[id_of(key)].kind.removesuffix(".raw")] += _size(part)
     if any(True for _ in inlay.shared.parameters()):
         by_site["shared"] = _size(inlay.shared)
     ours = {id(p) for p in known.parameters()} if known is not None else set()
@@ -98,9 +98,10 @@ def _size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-def _without_weights(config: PreTrainedConfig) -> PreTrainedModel:
+def _without_weights(config: PreTrainedConfig, head: Head | None) -> PreTrainedModel:
+    kind = transformers.AutoModel if head is None else transformers.AutoModelForSequenceClassification
     with torch.device("meta"):
-        return transformers.AutoModel.from_config(config)
+        return kind.from_config(config)
 
 
 def _closed_form(inlay: Inlay, method: Method, anatomy: Anatomy) -> str | None:

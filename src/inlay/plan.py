@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from inlay.anatomy import Place
 from inlay.methods.base import Form, Reads
@@ -55,9 +56,10 @@ class Change:
     """Post-LN hosts: the norm of h + r as this setup has it."""
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
-        if self.owner.training and self.place.layer < self.owner.left_out:
+        if self.owner.training and 0 <= self.place.layer < self.owner.left_out:
             return h
-        return h + spread(self.module(read(self.reads, h, seen, self.norm)).to(h.dtype), self.place)
+        x = fitting(read(self.reads, h, seen, self.norm), self.module)
+        return h + spread(self.module(x).to(h.dtype), self.place)
 
 
 def spread(delta: Tensor, place: Place) -> Tensor:
@@ -67,13 +69,19 @@ def spread(delta: Tensor, place: Place) -> Tensor:
         return delta
     if not projection.per_head:
         width = delta.shape[-1]
-        return nn.functional.pad(delta, (projection.part * width, (projection.parts - 1 - projection.part) * width))
+        return F.pad(delta, (projection.part * width, (projection.parts - 1 - projection.part) * width))
     by_head = delta.unflatten(-1, (place.heads, 1, -1))  # (…, heads, 1, head size)
     before, after = projection.part, projection.parts - 1 - projection.part
-    return nn.functional.pad(by_head, (0, 0, before, after)).flatten(-3)
+    return F.pad(by_head, (0, 0, before, after)).flatten(-3)
 
 
-def read(reads: str, h: Tensor, seen: Seen, norm: Step | None) -> Tensor:
+def fitting(x: Tensor, module: nn.Module) -> Tensor:
+    """x in the dtype of a module's parameters: some hosts keep a part of themselves in another. Autocast sees to it."""
+    parameter = next(module.parameters())
+    return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
+
+
+def read(reads: Reads, h: Tensor, seen: Seen, norm: Step | None) -> Tensor:
     """What a module reads at its place; see `Reads`."""
     if reads == "output":
         return h
@@ -83,13 +91,11 @@ def read(reads: str, h: Tensor, seen: Seen, norm: Step | None) -> Tensor:
     if reads == "residual":
         return seen.residual
     x = h + seen.residual
-    if reads == "stream standardised":
-        return nn.functional.layer_norm(x, x.shape[-1:])
     return x if reads == "stream" or norm is None else norm(x, Seen((x,)))
 
 
 class Fused:
-    """h + Σ_n p_n V z_n: a fusion acts. The packed members are kept until a parameter changes."""
+    """h + Σ_n p_n V z_n: a fusion acts. Outside training its packed and folded members are kept until one changes."""
 
     def __init__(
         self, layer: FusionLayer, owner: Any, place: Place, names: tuple[str, ...],
@@ -105,18 +111,20 @@ class Fused:
         self.query = owner.method.reads_at(place)
         self.record: list[Tensor] | None = None
         """While somebody looks inside: the weights (…, N) of every call."""
-        self._theirs = [p for member in members if member is not None for p in parameters_of(member[0])]
+        self._theirs = [where for member in members if member is not None for where in tensors_of(member[0])]
+        self._mine = tensors_of(layer)
         self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
-        inputs: dict[str, Tensor] = {}
+        inputs: dict[tuple[Reads, bool], Tensor] = {}
 
-        def given(kind: str) -> Tensor:
-            if kind not in inputs:
-                inputs[kind] = read(kind, h, seen, self.norm)
-            return inputs[kind]
+        def given(reads: Reads, standardised: bool) -> Tensor:
+            if (reads, standardised) not in inputs:
+                x = fitting(read(reads, h, seen, self.norm), self.layer)
+                inputs[reads, standardised] = F.layer_norm(x, x.shape[-1:]) if standardised else x
+            return inputs[reads, standardised]
 
-        x = given(self.query)
+        x = given(self.query, False)
         chosen = self._chosen()
         packed = self._pack(chosen)
         folded = self._fold(packed, x.numel() // x.shape[-1], whole=len(chosen) == len(self.names))
@@ -141,36 +149,51 @@ class Fused:
 
     def _pack(self, chosen: tuple[int, ...]) -> Pack:
         width, like = self.layer.key.in_features, self.layer.key.weight
-        learning = torch.is_grad_enabled() and any(p.requires_grad for p in self._theirs)
+        learning = learns(self._theirs)
         if len(chosen) == len(self.names) and not learning:
             return self._keep("pack", self._theirs, lambda: pack(self._forms(), width, like))
         forms = self._forms() if learning else self._keep("forms", self._theirs, self._forms)
         return pack([forms[n] for n in chosen], width, like)
 
     def _fold(self, packed: Pack, tokens: int, whole: bool) -> Folded:
-        mine = list(self.layer.parameters())
-        learning = torch.is_grad_enabled() and any(p.requires_grad for p in (*mine, *self._theirs))
-        if whole and not learning:
-            return self._keep("folded", [*mine, *self._theirs], lambda: self.layer.fold(packed.rows))
+        learning = learns(self._mine) or learns(self._theirs)
+        if learning:  # an optimizer may step next, and not every one of them leaves a trace on what it changes
+            self._kept.pop("folded", None)
+        elif whole and not torch.compiler.is_compiling():
+            return self._keep("folded", [*self._mine, *self._theirs], lambda: self.layer.fold(packed.rows))
         return self.layer.fold(packed.rows, *cheapest(tokens, *packed.rows.shape))
 
-    def _keep(self, what: str, tensors: list[Tensor], make: Callable[[], Any]) -> Any:
+    def _keep(self, what: str, tensors: list[Where], make: Callable[[], Any]) -> Any:
         """The kept value, made anew when one of the tensors it is made of has changed."""
         if torch.compiler.is_compiling():
             return make()
-        state = tuple((id(t), t.data_ptr(), t._version, t.dtype) for t in tensors)
+        state = tuple(trace_of(where[name]) for where, name in tensors)
         if self._kept.get(what, (None,))[0] != state:
-            with torch.no_grad():
+            like = self.layer.key.weight.device.type
+            with torch.inference_mode(False), torch.no_grad(), torch.autocast(like, enabled=False):
                 self._kept[what] = state, make()
         return self._kept[what][1]
 
 
-def parameters_of(module: nn.Module) -> list[Tensor]:
-    """All a module computes with, a shared rule included."""
-    shared = [
-        t for m in module.modules() for rule in getattr(m, "_rule", ()) for t in (*rule.parameters(), *rule.buffers())
-    ]
-    return [*module.parameters(), *module.buffers(), *shared]
+Where = tuple[dict[str, Any], str]
+"""A module's own table of parameters or buffers and a name in it: it finds the tensor also after it was replaced."""
+
+
+def tensors_of(module: nn.Module) -> list[Where]:
+    """All a module computes with, what it shares with other modules included."""
+    parts = [*module.modules(), *(shared for m in module.modules() for shared in getattr(m, "borrowed", ()))]
+    return [(table, name) for m in parts for table in (m._parameters, m._buffers) for name in table]
+
+
+def learns(tensors: list[Where]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for where, name in tensors if (t := where[name]) is not None)
+
+
+def trace_of(tensor: Tensor | None) -> tuple[Any, ...]:
+    """What tells that a tensor has been replaced or written to."""
+    if tensor is None:
+        return ()
+    return id(tensor), tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.dtype
 
 
 @dataclass(frozen=True)
@@ -261,4 +284,4 @@ class Split:
 def _same_width(results: list[Tensor]) -> list[Tensor]:
     """Heads with fewer labels are filled up with the lowest number, which no softmax and no argmax chooses."""
     widest = max(x.shape[-1] for x in results)
-    return [nn.functional.pad(x, (0, widest - x.shape[-1]), value=torch.finfo(x.dtype).min) for x in results]
+    return [F.pad(x, (0, widest - x.shape[-1]), value=torch.finfo(x.dtype).min) for x in results]

@@ -18,21 +18,28 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from inlay import plan
-from inlay.anatomy import Anatomy, Place
+from inlay.anatomy import Anatomy, Place, inside
 from inlay.errors import NamingError, SetupError, nearest
 from inlay.heads import Head, PooledHead, bare_copy, build_head
 from inlay.methods.base import Method, Reads
 from inlay.methods.fusion import Fusion
-from inlay.methods.mixture import alternatives
-from inlay.setup import Average, Fuse, Rows, Setup, Stack, names_in, walk
+from inlay.methods.mixture import Mixture, alternatives
+from inlay.setup import Average, Fuse, Rows, Setup, Stack, check_setup, names_in, walk
 from inlay.sites import Entry, HeadSite, Site
 
 ATTRIBUTE = "inlays"
+Around = Callable[[Setup], Setup]
 
 
 def key_of(name: str) -> str:
-    """A name as a module's name, which may not have dots."""
-    return name.replace(".", ":")
+    """A name as a module's name, which may have no dots and not be a word that modules use themselves."""
+    key = name.replace(".", ":")
+    return f"{key}:" if hasattr(nn.ModuleDict, key) else key
+
+
+def id_of(key: str) -> str:
+    """The place that a module's name stands for."""
+    return key.replace(":", ".")
 
 
 class Inlay(nn.Module):
@@ -53,34 +60,41 @@ class Inlay(nn.Module):
         self.chosen: frozenset[str] | None = None
         """A fusion in training: the members that take part in this step."""
 
-    def fill(self, host: PreTrainedModel, anatomy: Anatomy) -> Inlay:
-        """Build every module, on the device and in the dtype of its place."""
+    def fill(self, host: PreTrainedModel, anatomy: Anatomy, device: str | None = None) -> Inlay:
+        """Build every module in the dtype of its place, on that place's device or on the one given."""
         for place in self.method.places(anatomy):
             like = _parameter_near(host, place.module)
-            self.shared.to(like.device, like.dtype)
-            with torch.device(like.device):
+            self.shared.to(device or like.device, like.dtype)
+            with torch.device(device or like.device):
                 part = self.method.build(place, anatomy, host, self.shared)
             self.parts[key_of(place.id)] = part.to(like.dtype)
+        if self.head is not None and self.head.names is not None:
+            on_head = [i for i in self.place_ids() if inside(anatomy.places[i].module, anatomy.head)]
+            if on_head:
+                raise SetupError(
+                    f"{', '.join(on_head)} would change the host's head, but this inlay has a head of its own. "
+                    f"Leave these places out, or the head."
+                )
         if self.norms:
             for place in anatomy.of_kind("norm"):
                 self.parts[key_of(place.id)] = bare_copy(host.get_submodule(place.module))
         if self.head is not None:
             like = _parameter_near(host, anatomy.head[-1] if anatomy.head else "")
             for place_id, part in build_head(host, anatomy, self.head).items():
-                self.parts[key_of(place_id)] = part.to(like.device, like.dtype)
+                self.parts[key_of(place_id)] = part.to(device or like.device, like.dtype)
         return self
 
     def part(self, place: Place) -> nn.Module | None:
         return self.parts._modules.get(key_of(place.id))
 
     def place_ids(self) -> list[str]:
-        return [key.replace(":", ".") for key in self.parts]
+        return [id_of(key) for key in self.parts]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What is saved: tensors by `<place>.<parameter>` and `shared.<parameter>`."""
         found = {f"shared.{k}": v for k, v in self.shared.state_dict().items()}
         for key, part in self.parts.items():
-            found |= {f"{key.replace(':', '.')}.{k}": v for k, v in part.state_dict().items()}
+            found |= {f"{id_of(key)}.{k}": v for k, v in part.state_dict().items()}
         return found
 
     def draws(self) -> bool:
@@ -120,26 +134,18 @@ class Folded:
     weights: dict[str, torch.Tensor]
 
 
-@dataclass
 class Original:
-    """What the host was like before the first inlay, for `strip`."""
+    """What the host was like: its trainable parameters before the first inlay, its labels before the first own head."""
 
-    requires_grad: frozenset[str]
-    num_labels: int | None
-    id2label: dict[int, str] | None
-    label2id: dict[str, int] | None
-    problem_type: str | None
+    def __init__(self, host: PreTrainedModel) -> None:
+        self.requires_grad = frozenset(name for name, p in host.named_parameters() if p.requires_grad)
+        self.remember_labels(host)
 
-    @classmethod
-    def of(cls, host: PreTrainedModel) -> Original:
-        config = host.config
-        return cls(
-            frozenset(name for name, p in host.named_parameters() if p.requires_grad),
-            getattr(host, "num_labels", None),
-            getattr(config, "id2label", None),
-            getattr(config, "label2id", None),
-            getattr(config, "problem_type", None),
-        )
+    def remember_labels(self, host: PreTrainedModel) -> None:
+        self.num_labels: int | None = getattr(host, "num_labels", None)
+        self.id2label: dict[int, str] | None = getattr(host.config, "id2label", None)
+        self.label2id: dict[str, int] | None = getattr(host.config, "label2id", None)
+        self.problem_type: str | None = getattr(host.config, "problem_type", None)
 
 
 class Inlays(nn.Module):
@@ -148,11 +154,13 @@ class Inlays(nn.Module):
     def __init__(self, host: PreTrainedModel) -> None:
         super().__init__()
         self.anatomy = Anatomy(host)
-        self.original = Original.of(host)
+        self.original = Original(host)
         self.all = nn.ModuleDict()
         self.sites = nn.ModuleDict()
         self.entry = Entry(host, self.anatomy)
         self.active: Setup = None
+        self.labelled = False
+        """Whether the host shows the labels of an own head."""
         self.folded: Folded | None = None
 
     # names
@@ -174,8 +182,8 @@ class Inlays(nn.Module):
     # coming and going
 
     def admit(self, host: PreTrainedModel, inlay: Inlay) -> None:
-        """Take in a filled inlay and hook the places that are new."""
-        inlay.train(host.training)
+        """Take in a filled inlay, which learns nothing until `train` says so, and hook the places that are new."""
+        inlay.train(host.training).requires_grad_(False)
         self.all[key_of(inlay.name)] = inlay
         for place_id in inlay.place_ids():
             if key_of(place_id) not in self.sites:
@@ -188,7 +196,7 @@ class Inlays(nn.Module):
         """Let an inlay go, and unhook the places that nobody needs any more."""
         del self.all[key_of(name)]
         needed = {place_id for inlay in self for place_id in inlay.place_ids()}
-        for key in [key for key in self.sites if key.replace(":", ".") not in needed]:
+        for key in [key for key in self.sites if id_of(key) not in needed]:
             self.sites[key].unhook()  # type: ignore[operator]
             del self.sites[key]
         forget_compiled()
@@ -197,6 +205,7 @@ class Inlays(nn.Module):
 
     def activate(self, host: PreTrainedModel, setup: Setup) -> None:
         """Resolve a setup at every place first, then switch over: an error changes nothing."""
+        check_setup(setup)
         for name in names_in(setup):
             self[name]
         if self.folded is not None and setup != self.folded.name:
@@ -214,7 +223,12 @@ class Inlays(nn.Module):
             pools=any(head.pooling for head in heads),
             drawn=[self[name] for name in names_in(setup)],
         )
-        show_labels(host, heads, self.original)
+        labelled = any(head.names is not None for head in heads)
+        if labelled and not self.labelled:
+            self.original.remember_labels(host)
+        if labelled or self.labelled:
+            show_labels(host, heads, self.original)
+        self.labelled = labelled
 
     def _check_fuse(self, setup: Fuse) -> None:
         method = self[setup.name].method
@@ -253,25 +267,28 @@ class Inlays(nn.Module):
             return self._stand_in(setup, place, plan.HostNorm(host.get_submodule(place.module)))
         if place.kind == "head":
             return self._stand_in(setup, place, plan.Unchanged())
-        return self._change(host, setup, place, setup)
+        return self._change(host, setup, place, lambda part: part)
 
-    def _change(self, host: nn.Module, setup: Setup, place: Place, norms_of: Setup) -> plan.Step | None:
-        """`norms_of`: the nearest whole branch, whose own norms stand in for the host's when a method reads them."""
+    def _change(self, host: nn.Module, setup: Setup, place: Place, around: Around) -> plan.Step | None:
+        """`around` a part: the whole setup as the rows of that part see it, for the norms that stand in there."""
         if setup is None:
             return None
         if isinstance(setup, str | Fuse):
             inlay = self[name_in(setup)]
             if (module := inlay.part(place)) is None or (self.folded is not None and place.projection is not None):
                 return None
-            norm = self._norm(host, norms_of, place)
+            norm = self._norm(host, around(setup), place)
             if isinstance(inlay.method, Fusion):
                 return self._fused(inlay, place, norm, dict(setup.pinned) if isinstance(setup, Fuse) else {})
             return plan.Change(module, inlay.method.reads_at(place), place, inlay, norm)
         if isinstance(setup, Stack):
-            steps = [self._change(host, part, place, norms_of) for part in setup.parts]
+            steps = [
+                self._change(host, part, place, lambda inner, at=at: around(setup.with_part(at, inner)))
+                for at, part in enumerate(setup.parts)
+            ]
             acting = tuple(step for step in steps if step is not None)
             return plan.Chain(acting) if len(acting) > 1 else (acting[0] if acting else None)
-        return _branches(setup, lambda part: self._change(host, part, place, part), plan.Unchanged())
+        return _branches(setup, lambda part: self._change(host, part, place, around), plan.Unchanged())
 
     def _fused(self, inlay: Inlay, place: Place, norm: plan.Step | None, pinned: dict[str, float]) -> plan.Fused:
         assert isinstance(inlay.method, Fusion)
@@ -286,6 +303,19 @@ class Inlays(nn.Module):
             if near in self.anatomy.places and (part := inlay.part(self.anatomy.places[near])) is not None:
                 return part, inlay.method.reads_at(self.anatomy.places[near])
         return None
+
+    def check_members(self, members: tuple[str, ...]) -> None:
+        """Refuse members that a fusion cannot mix."""
+        for member in members:
+            inlay = self[member]
+            if isinstance(inlay.method, Fusion):
+                inner = ", ".join(inlay.method.members)
+                raise SetupError(f"{member!r} is itself a fusion. Fuse its members {inner}, or collapse it first.")
+            if isinstance(inlay.method, Mixture):
+                raise SetupError(f"{member!r} is a mixture. Merge it first: inlay.merge(host, {member!r}).")
+            changing = [part for key, part in inlay.parts.items() if self.anatomy.places[id_of(key)].changes]
+            if not changing or not all(hasattr(part, "form") for part in changing):
+                raise SetupError(f"{member!r} ({inlay.method.kind}) has no bottleneck that a fusion could mix.")
 
     def _norm(self, host: nn.Module, setup: Setup, place: Place) -> plan.Step | None:
         if place.norm is None:
@@ -304,8 +334,10 @@ class Inlays(nn.Module):
                 return plan.PooledStandIn(module)
             return plan.StandIn(module) if module is not None else None
         if isinstance(setup, Stack):
-            steps = [self._stand_in(part, place, fallback) for part in setup.parts]
-            return next((step for step in reversed(steps) if step is not None), None)
+            upper: plan.Step | None = None
+            for part in setup.parts:
+                upper = self._stand_in(part, place, upper or fallback) or upper
+            return upper
         if isinstance(setup, Average) and place.kind == "head":
             owners = [step for part in setup.parts if (step := self._stand_in(part, place, fallback)) is not None]
             if len(owners) == 1:

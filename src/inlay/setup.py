@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Union
 
 from inlay.errors import SetupError
 
@@ -28,7 +28,13 @@ class Stack:
     parts: tuple[Setup, ...]
 
     def __init__(self, *parts: Setup) -> None:
-        object.__setattr__(self, "parts", _checked("Stack", parts))
+        object.__setattr__(self, "parts", _checked("Stack", _flat(parts)))
+
+    def with_part(self, at: int, part: Setup) -> Stack:
+        """The same with another part at one position."""
+        new = object.__new__(Stack)
+        object.__setattr__(new, "parts", (*self.parts[:at], part, *self.parts[at + 1 :]))
+        return new
 
 
 @dataclass(frozen=True, init=False)
@@ -39,7 +45,7 @@ class Average:
     weights: tuple[float, ...]
 
     def __init__(self, *parts: Setup, weights: Sequence[float] | None = None) -> None:
-        parts = _checked("Average", parts)
+        parts = _checked("Average", _flat(parts))
         given = tuple(map(float, weights)) if weights is not None else (1.0,) * len(parts)
         if len(given) != len(parts):
             raise SetupError(f"Average has {len(parts)} parts but {len(given)} weights; give one weight per part.")
@@ -61,8 +67,7 @@ class Rows:
     each: int
 
     def __init__(self, *parts: Setup, each: int = 1) -> None:
-        if len(parts) == 1 and isinstance(parts[0], list | tuple):
-            parts = tuple(parts[0])
+        parts = _flat(parts)
         if not parts:
             raise SetupError("Rows() is empty; give one inlay for each row of the batch.")
         if each < 1:
@@ -100,6 +105,21 @@ def walk(setup: Setup) -> Iterator[Setup]:
     if isinstance(setup, Stack | Average | Rows):
         for part in setup.parts:
             yield from walk(part)
+
+
+def check_setup(setup: Setup) -> None:
+    """Refuse what is not a setup, and Rows that do not agree on the batch."""
+    _check_part("a setup", setup)
+    rows = {len(part.parts) * part.each for part in walk(setup) if isinstance(part, Rows)}
+    if len(rows) > 1:
+        raise SetupError(
+            f"one batch cannot have {' and '.join(map(str, sorted(rows)))} rows: give all Rows equally many."
+        )
+
+
+def _flat(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Parts one by one, also when they came as one list."""
+    return tuple(parts[0]) if len(parts) == 1 and isinstance(parts[0], list | tuple) else parts
 
 
 def names_in(setup: Setup) -> tuple[str, ...]:

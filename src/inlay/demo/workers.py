@@ -8,7 +8,7 @@ import queue
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from typing import Any
 
 from inlay.learning.watch import clock
@@ -37,27 +37,32 @@ class Sender:
     def stop(self) -> None: ...
 
 
-def run_all(pieces: Sequence[Any], processes: int) -> list[Any]:
-    """Every piece's results, in the order of the pieces."""
-    context = multiprocessing.get_context("spawn")
-    events = context.Queue()
-    board = Board(len(pieces))
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare, initargs=(events,)) as pool:
-        futures = [pool.submit(_work, piece) for piece in pieces]
+class Workers:
+    """A few processes that stay for all rounds of work: torch is imported once in each."""
+
+    def __init__(self, processes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.events = context.Queue()
+        self.pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_prepare, initargs=(self.events,))
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pool.shutdown(cancel_futures=True)
+
+    def run(self, pieces: Sequence[Any]) -> list[Any]:
+        """Every piece's results, in the order of the pieces."""
+        board = Board(len(pieces))
+        futures = [self.pool.submit(_work, piece) for piece in pieces]
         try:
             while True:
                 done, waiting = wait(futures, timeout=0.2, return_when=FIRST_EXCEPTION)
-                board.show(events, sum(map(_finished, futures)))
+                board.show(self.events, sum(future.done() for future in futures))
                 if not waiting or any(future.exception() for future in done):
                     return [result for future in futures for result in future.result()]
         finally:
-            for future in futures:
-                future.cancel()
             board.close()
-
-
-def _finished(future: Future[Any]) -> bool:
-    return future.done()
 
 
 def _prepare(events: Any) -> None:

@@ -27,6 +27,7 @@ from inlay.errors import ConfigError, InlayError, nearest
 from inlay.host import bare, inlays_of
 from inlay.interop import adapterhub, peft
 from inlay.interop.adapterhub_heads import CONFIG as HEAD
+from inlay.interop.adapterhub_setups import SETUP
 from inlay.interop.files import read_object
 from inlay.methods import Mixture
 from inlay.registry import Inlay
@@ -40,7 +41,7 @@ ONLY_IN_TRAINING = {"before_dropout": False, "drop_first": 0, "subset": None}
 
 def reader_of(folder: Path) -> Reader | None:
     """What reads this folder, by the files in it; None if it is of no format known here."""
-    if (folder / adapterhub.SETUP).is_file():
+    if (folder / SETUP).is_file():
         return adapterhub.load_setup
     if (folder / adapterhub.ADAPTER[0]).is_file():
         return peft.load if "peft_type" in read_object(folder / adapterhub.ADAPTER[0]) else adapterhub.load

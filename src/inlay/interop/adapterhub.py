@@ -8,8 +8,9 @@ adapter_setup.json           <adapter>/ …  <a,b>/                a setup: a fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 from inlay.anatomy import Anatomy
 from inlay.checkpoint import misfit
 from inlay.config import Config
-from inlay.errors import CheckpointError, ConfigError, InlayError
+from inlay.errors import CheckpointError, ConfigError
 from inlay.host import free_name, newcomer
 from inlay.interop import adapterhub_heads as heads
 from inlay.interop.adapterhub_methods import (
@@ -33,19 +34,18 @@ from inlay.interop.adapterhub_methods import (
     options_kind,
     options_of,
 )
-from inlay.interop.files import Tensors, check_size, options, read_object, read_tensors
+from inlay.interop.adapterhub_setups import SETUP, read_setup, uppermost
+from inlay.interop.files import Tensors, check_size, options, read_object, read_tensors, reading
 from inlay.interop.rooms import Keys
-from inlay.interop.spots import Spot, built, scatter
+from inlay.interop.spots import poured, scatter
 from inlay.methods import Fusion
 from inlay.registry import Inlay, Inlays
-from inlay.setup import Average, Setup, Stack
+from inlay.setup import Setup
 
 ADAPTER = ("adapter_config.json", "adapter.safetensors", "pytorch_adapter.bin")
 FUSION = ("adapter_fusion_config.json", "model_adapter_fusion.safetensors", "pytorch_model_adapter_fusion.bin")
-SETUP = "adapter_setup.json"
 VERSION = "adapters.1.3.0"
 """The version whose meaning of every option the written files have."""
-DEEPEST_SETUP = 8
 _OLD_NAMES = (
     "attention_text_task_adapters",
     "attention_text_lang_adapters",
@@ -69,62 +69,72 @@ class AdapterFile(Config):
     type: str | None = None
 
 
+@dataclass(frozen=True)
+class Source:
+    """A folder to read, and for whom."""
+
+    host: PreTrainedModel
+    inlays: Inlays
+    folder: Path
+    pickled: bool = False
+    spare_head: Path | None = None
+    """Where a head is if the folder has none."""
+
+    @property
+    def anatomy(self) -> Anatomy:
+        return self.inlays.anatomy
+
+    def read(self, name: str) -> Inlay:
+        """The inlay of this folder, not yet on the host."""
+        read = _read_adapter if (self.folder / ADAPTER[0]).is_file() else _read_fusion
+        with reading(self.folder):
+            return read(self, name)
+
+
 def load(host: PreTrainedModel, folder: Path, name: str | None, pickled: bool) -> str:
     """Set an adapter or a fusion into a host."""
-    read, file = (_read_adapter, ADAPTER[0]) if (folder / ADAPTER[0]).is_file() else (_read_fusion, FUSION[0])
-    name = _our_name(folder / file) if name is None else name
+    name = _our_name(folder) if name is None else name
     free_name(host, name)
     with newcomer(host) as inlays:
-        inlays.admit(host, read(host, inlays, folder, name, pickled))
+        inlays.admit(host, Source(host, inlays, folder, pickled).read(name))
     return name
+
+
+def _our_name(folder: Path) -> str:
+    """Their name; a fusion is named after its members, with commas, which our names cannot have."""
+    file = next(folder / names[0] for names in (ADAPTER, FUSION) if (folder / names[0]).is_file())
+    return options(AdapterFile, read_object(file), file).name.replace(",", ".")
 
 
 def load_head(host: PreTrainedModel, folder: Path, name: str | None, pickled: bool) -> str:
     """Set a head that was saved by itself into a host, as an inlay that is nothing but a head."""
     from inlay.learning.headonly import HeadOnly
 
-    with newcomer(host) as inlays:
+    with newcomer(host) as inlays, reading(folder):
         head = heads.read_head(folder, host, inlays.anatomy, pickled)
         assert head is not None
         name = name or head.name or folder.resolve().name
         free_name(host, name)
-        inlay = Inlay(name, HeadOnly(), head.head)
-        inlays.admit(
-            host,
-            built(host, inlays.anatomy, inlay, lambda i: _head_spots(i, inlays.anatomy, head), head.tensors, folder),
-        )
+        inlay = Inlay(name, HeadOnly(), head.head).fill(host, inlays.anatomy)
+        inlays.admit(host, poured(inlay, heads.head_spots(inlay, inlays.anatomy, head.name), head.tensors, folder))
     return name
-
-
-def _our_name(file: Path) -> str:
-    """Their name; a fusion is named after its members, with commas, which our names cannot have."""
-    return options(AdapterFile, read_object(file), file).name.replace(",", ".")
 
 
 def load_setup(host: PreTrainedModel, folder: Path, name: str | None, pickled: bool) -> Setup:
     """Set all adapters and fusions of a setup into a host, or none of them; the setup is not activated."""
-    file = folder / SETUP
     if name is not None:
-        raise CheckpointError(
-            f"{folder} is a whole setup of several adapters, which one name cannot name. Leave name out."
-        )
-    found = read_object(file)
-    odd = found.keys() - {"adapter_setup", "head_setup", "version"}
-    if odd:
-        raise CheckpointError(f"{file} has unknown options: {', '.join(sorted(odd))}.")
-    members: dict[str, str] = {}
-    setup = _parse(found.get("adapter_setup"), file, members, DEEPEST_SETUP)
-    top = _top(setup)
+        raise CheckpointError(f"{folder} is a whole setup of several adapters, which one name cannot name.")
+    setup, members = read_setup(folder / SETUP)
     with newcomer(host) as inlays, _together(inlays) as admit:
         for theirs, ours in members.items():
             free_name(host, ours)
-            read = _read_fusion if (folder / theirs / FUSION[0]).is_file() else _read_adapter
-            admit(host, read(host, inlays, folder / theirs, ours, pickled, spare_head=folder if ours == top else None))
+            spare_head = folder if ours == uppermost(setup) else None
+            admit(host, Source(host, inlays, folder / theirs, pickled, spare_head).read(ours))
     return setup
 
 
 @contextmanager
-def _together(inlays: Inlays) -> Iterator[Any]:
+def _together(inlays: Inlays) -> Iterator[Callable[[PreTrainedModel, Inlay], None]]:
     """All inlays that come in here stay, or after an error none."""
     new: list[str] = []
 
@@ -140,117 +150,55 @@ def _together(inlays: Inlays) -> Iterator[Any]:
         raise
 
 
-def _parse(block: Any, file: Path, members: dict[str, str], depth: int) -> Setup:
-    """A composition block as a setup; `members` collects their folders with our names, fusions after their members."""
-    if (
-        not isinstance(block, dict)
-        or not isinstance(block.get("children"), list)
-        or not block["children"]
-        or depth == 0
-    ):
-        raise CheckpointError(f"{file} has a composition block that is not readable: {str(block)[:200]}.")
-    kind, children = block.get("type"), block["children"]
-    if kind == "single":
-        return _member(children[0], file, members)
-    parts = [_parse(child, file, members, depth - 1) for child in children]
-    if kind == "Stack":
-        return parts[0] if len(parts) == 1 else Stack(*parts)
-    if kind == "Average":
-        weights = (block.get("kwargs") or {}).get("weights")
-        return Average(*parts, weights=weights)
-    if kind == "Fuse" and all(isinstance(part, str) for part in parts):
-        return _member(",".join(map(str, parts)), file, members)
-    raise CheckpointError(
-        f"{file}: a {kind!r} of {', '.join(map(repr, parts))} has no counterpart; "
-        f"Inlay reads Stack, Average and Fuse of adapters."
-    )
+def _read_adapter(source: Source, name: str) -> Inlay:
+    file, tensors, head = _read(source, ADAPTER)
+    config = as_trained(file.config, file.version)
+    wanted = options(options_kind(config), config, source.folder / ADAPTER[0])
+    _check_sizes(wanted, source.anatomy, tensors)
+    inlay = Inlay(name, method_of(wanted, source.anatomy), head.head).fill(source.host, source.anatomy)
+    spots = _keys(source, file.name, tensors).spots(inlay)
+    rules = [spot.key for ours, spot in spots.items() if ours.endswith("rule") and spot.key not in tensors]
+    if rules:
+        raise ConfigError(f"the PHM rule {rules[0]} is not in the file, and without it no weight can be computed")
+    spots |= heads.head_spots(inlay, source.anatomy, head.name)
+    return poured(inlay, spots, tensors | head.tensors, source.folder)
 
 
-def _member(theirs: Any, file: Path, members: dict[str, str]) -> str:
-    if not isinstance(theirs, str) or Path(theirs).name != theirs or theirs in ("", ".", ".."):
-        raise CheckpointError(f"{file} names {theirs!r}, which is not the name of a folder beside it.")
-    return members.setdefault(theirs, theirs.replace(",", "."))
-
-
-def _top(setup: Setup) -> Setup:
-    while isinstance(setup, Stack):
-        setup = setup.parts[-1]
-    return setup
-
-
-def _read_adapter(
-    host: PreTrainedModel, inlays: Inlays, folder: Path, name: str, pickled: bool, spare_head: Path | None = None
-) -> Inlay:  # fmt: skip
-    file, tensors, head = _read(host, inlays.anatomy, folder, ADAPTER, pickled, spare_head)
-    try:
-        config = as_trained(file.config, file.version)
-        wanted = options(options_kind(config), config, folder / ADAPTER[0])
-        _check_sizes(wanted, inlays.anatomy, tensors)
-        inlay = Inlay(name, method_of(wanted, inlays.anatomy), head.head if head else None)
-        keys = _keys(host, inlays.anatomy, file.name, tensors)
-    except ConfigError as error:
-        raise misfit(folder, [str(error)]) from None
-
-    def spots(inlay: Inlay) -> dict[str, Spot]:
-        found = keys.spots(inlay) | _head_spots(inlay, inlays.anatomy, head)
-        rules = [spot.key for ours, spot in found.items() if ours.endswith("rule") and spot.key not in tensors]
-        if rules:
-            raise CheckpointError(
-                f"the PHM rule {rules[0]} is not in the file, and without it no weight can be computed"
-            )
-        return found
-
-    return built(host, inlays.anatomy, inlay, spots, tensors | (head.tensors if head else {}), folder)
-
-
-def _read_fusion(
-    host: PreTrainedModel, inlays: Inlays, folder: Path, name: str, pickled: bool, spare_head: Path | None = None
-) -> Inlay:  # fmt: skip
-    file, tensors, head = _read(host, inlays.anatomy, folder, FUSION, pickled, spare_head)
-    wanted = options(FusionOptions, file.config, folder / FUSION[0])
-    members = [member.replace(",", ".") for member in file.adapter_names or file.name.split(",")]
-    missing = [
-        f"its member {member!r} is not on this host; load it first" for member in members if member not in inlays
-    ]
+def _read_fusion(source: Source, name: str) -> Inlay:
+    file, tensors, head = _read(source, FUSION)
+    wanted = options(FusionOptions, file.config, source.folder / FUSION[0])
+    members = file.adapter_names or tuple(file.name.split(","))
+    missing = [f"its member {m!r} is not on this host; load it first" for m in members if m not in source.inlays]
     if missing:
-        raise misfit(folder, missing)
-    try:
-        method, idle = fusion_of(wanted, members, inlays, getattr(host.config, "attention_probs_dropout_prob", 0.0))
-        keys = _keys(host, inlays.anatomy, file.name, tensors)
-    except InlayError as error:
-        raise misfit(folder, [str(error)]) from None
-    acting = {
-        key: tensor
-        for key, tensor in tensors.items()
-        if not any(key.startswith(keys.fusion(place, "").key) for place in idle)
-    }
-    inlay = Inlay(name, method, head.head if head else None)
-    return built(
-        host, inlays.anatomy, inlay, lambda made: keys.spots(made) | _head_spots(made, inlays.anatomy, head),
-        acting | (head.tensors if head else {}), folder,
-    )  # fmt: skip
+        raise misfit(source.folder, missing)
+    dropout = getattr(source.host.config, "attention_probs_dropout_prob", 0.0)
+    method, idle = fusion_of(wanted, members, source.inlays, dropout)
+    inlay = Inlay(name, method, head.head).fill(source.host, source.anatomy)
+    keys = _keys(source, file.name, tensors)
+    rooms = tuple(keys.fusion(place, "").key for place in idle)
+    acting = {key: tensor for key, tensor in tensors.items() if not key.startswith(rooms)}
+    spots = keys.spots(inlay) | heads.head_spots(inlay, source.anatomy, head.name)
+    return poured(inlay, spots, acting | head.tensors, source.folder)
 
 
-def _read(
-    host: PreTrainedModel, anatomy: Anatomy, folder: Path, names: tuple[str, str, str], pickled: bool,
-    spare_head: Path | None,
-) -> tuple[AdapterFile, Tensors, heads.ForeignHead | None]:  # fmt: skip
-    config, safe, pickle = names
+def _read(source: Source, names: tuple[str, str, str]) -> tuple[AdapterFile, Tensors, heads.ForeignHead]:
+    folder, (config, safe, pickle) = source.folder, names
     file = options(AdapterFile, read_object(folder / config), folder / config)
-    here = {"model_type": anatomy.family, "hidden_size": anatomy.width}
+    here = {"model_type": source.anatomy.family, "hidden_size": source.anatomy.width}
     problems = [
         f"it was made for a host with {what} {theirs!r}, this one has {ours!r}"
         for what, ours in here.items() if (theirs := getattr(file, what)) not in (None, ours)
     ]  # fmt: skip
     if problems:
         raise misfit(folder, problems)
-    tensors = {_renamed(key): tensor for key, tensor in read_tensors(folder, safe, pickle, pickled).items()}
-    head = heads.read_head(folder, host, anatomy, pickled)
-    if head is None and spare_head is not None:
-        head = heads.read_head(spare_head, host, anatomy, pickled)
-    twice = tensors.keys() & (head.tensors.keys() if head else set())
+    tensors = {_renamed(key): tensor for key, tensor in read_tensors(folder, safe, pickle, source.pickled).items()}
+    head = heads.read_head(folder, source.host, source.anatomy, source.pickled)
+    if head is None and source.spare_head is not None:
+        head = heads.read_head(source.spare_head, source.host, source.anatomy, source.pickled)
+    head = head or heads.ForeignHead(None, None, {})
+    twice = sorted(tensors.keys() & head.tensors.keys())
     if twice:
-        raise CheckpointError(f"{folder}: adapter and head both have the tensors {', '.join(sorted(twice))}.")
+        raise misfit(folder, [f"adapter and head both have the tensor {key}" for key in twice])
     return file, tensors, head
 
 
@@ -261,14 +209,10 @@ def _renamed(key: str) -> str:
     return key
 
 
-def _keys(host: PreTrainedModel, anatomy: Anatomy, name: str, tensors: Tensors) -> Keys:
+def _keys(source: Source, name: str, tensors: Tensors) -> Keys:
     """They write the base model's name in front of the keys, unless the base model was saved by itself."""
-    prefixed = any(key.startswith(f"{host.base_model_prefix}.") for key in tensors)
-    return Keys(host, anatomy, name, prefixed)
-
-
-def _head_spots(inlay: Inlay, anatomy: Anatomy, head: heads.ForeignHead | None) -> dict[str, Spot]:
-    return heads.head_spots(inlay, anatomy, head.name) if head else {}
+    prefixed = any(key.startswith(f"{source.host.base_model_prefix}.") for key in tensors)
+    return Keys(source.host, source.anatomy, name, prefixed)
 
 
 def _check_sizes(wanted: BottleneckOptions | LoraOptions, anatomy: Anatomy, tensors: Tensors) -> None:
@@ -330,5 +274,4 @@ def _idle_layers(inlay: Inlay, inlays: Inlays, keys: Keys) -> Tensors:
 
 def read_back(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, folder: Path) -> Inlay:
     """What a written folder gives when it is read, not yet on the host."""
-    read = _read_fusion if isinstance(inlay.method, Fusion) else _read_adapter
-    return read(host, inlays, folder, inlay.name, False)
+    return Source(host, inlays, folder).read(inlay.name)

@@ -62,9 +62,9 @@ class HeadOptions(Config):
 
 @dataclass(frozen=True)
 class ForeignHead:
-    """A head as it was read."""
+    """A head as it was read; or that there is none."""
 
-    head: Head
+    head: Head | None
     name: str | None
     """None: it is a copy of the host's own head."""
     tensors: Tensors
@@ -110,7 +110,7 @@ def _output_layer(host: PreTrainedModel, anatomy: Anatomy) -> str:
 def _pooled(wanted: HeadOptions, host: PreTrainedModel, anatomy: Anatomy) -> Head:
     rooms = ROOMS.get(anatomy.family)
     if rooms is None or rooms.flexible is None:
-        raise CheckpointError(
+        raise ConfigError(
             f"the heads of `adapters` for {anatomy.family} read an end-of-text token, which has no counterpart here."
         )
     config: Any = host.config

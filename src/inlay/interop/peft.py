@@ -30,8 +30,8 @@ from inlay.errors import CheckpointError, ConfigError
 from inlay.heads import Head
 from inlay.host import free_name, newcomer
 from inlay.interop.adapterhub_heads import unchanged
-from inlay.interop.files import Tensors, check_size, only, options, read_object, read_tensors
-from inlay.interop.spots import Spot, built
+from inlay.interop.files import Tensors, check_size, only, options, read_object, read_tensors, reading
+from inlay.interop.spots import Spot, poured
 from inlay.methods import LoRA
 from inlay.methods.lora import LowRankChange, part_rows
 from inlay.registry import Inlay, Inlays, key_of
@@ -122,21 +122,12 @@ def read(host: PreTrainedModel, anatomy: Anatomy, folder: Path, name: str, pickl
     modules = _lora_modules(found, places, folder)
     _check_targets(wanted, modules, places, folder)
     bias = _BIASES[wanted.bias] if _has_biases(wanted, modules, host, anatomy) else "none"
-    try:
-        saved = _saved_modules(wanted, host, anatomy)
-        hidden = [path for path in modules if _inside(path, saved)]
-        if hidden:
-            raise ConfigError(f"{', '.join(hidden)} has a LoRA, but lies in a module that modules_to_save replaces")
-        method = _method(wanted, modules, places, bias)
+    with reading(folder):
         check_size(f"r = {wanted.r}", wanted.r, found)
-        inlay = Inlay(name, method, _head(host, anatomy, saved, found) if saved else None)
-    except ConfigError as error:
-        raise misfit(folder, [str(error)]) from None
-
-    def spots(made: Inlay) -> dict[str, Spot]:
-        return _spots(made, anatomy, saved)
-
-    return built(host, anatomy, inlay, spots, _differences(host, anatomy, found, modules, saved), folder)
+        saved = _saved_modules(wanted, modules, host, anatomy)
+        head = _head(host, anatomy, saved, found) if saved else None
+        inlay = Inlay(name, _method(wanted, modules, places, bias), head).fill(host, anatomy)
+    return poured(inlay, _spots(inlay, anatomy, saved), _differences(host, anatomy, found, modules, saved), folder)
 
 
 def whole_places(anatomy: Anatomy) -> dict[str, Place]:
@@ -186,7 +177,9 @@ def _check_targets(wanted: PeftOptions, modules: Sequence[str], places: Iterable
         raise misfit(folder, problems)
 
 
-def _saved_modules(wanted: PeftOptions, host: PreTrainedModel, anatomy: Anatomy) -> list[str]:
+def _saved_modules(
+    wanted: PeftOptions, modules: Iterable[str], host: PreTrainedModel, anatomy: Anatomy
+) -> list[str]:  # fmt: skip
     """Which of the host's head modules it has its own copy of; peft lists names that need not exist."""
     paths = [path for path, _ in host.named_modules()]
     saved = [
@@ -198,6 +191,9 @@ def _saved_modules(wanted: PeftOptions, host: PreTrainedModel, anatomy: Anatomy)
             f"modules_to_save: Inlay keeps own copies of a head's modules ({', '.join(anatomy.head)}), "
             f"not of {', '.join(odd)}"
         )
+    hidden = [path for path in modules if _inside(path, saved)]
+    if hidden:
+        raise ConfigError(f"{', '.join(hidden)} has a LoRA, but lies in a module that modules_to_save replaces")
     return saved
 
 

@@ -6,15 +6,13 @@ theirs transformer.h.0.attn.c_attn.loras.a.lora_A              (2r, D), of which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from inlay.anatomy import Anatomy
 from inlay.checkpoint import misfit, pour
 from inlay.interop.files import Tensors
 from inlay.registry import Inlay
@@ -73,17 +71,8 @@ def _theirs(mine: Tensor, shares: int) -> tuple[int, ...]:
     return (mine.shape[0] * shares, *mine.shape[1:])
 
 
-def built(
-    model: PreTrainedModel,
-    anatomy: Anatomy,
-    inlay: Inlay,
-    spots_of: Callable[[Inlay], Spots],
-    found: Tensors,
-    folder: Path,
-) -> Inlay:
-    """The inlay with every module made and their tensors poured in; the host knows nothing of it yet."""
-    inlay.fill(model, anatomy)
-    spots = spots_of(inlay)
+def poured(inlay: Inlay, spots: Spots, found: Tensors, folder: Path) -> Inlay:
+    """A filled inlay with their tensors in it, if each has its spot; the host knows nothing of it yet."""
     tensors, problems = gather(spots, inlay.tensors(), found)
     if problems:
         raise misfit(folder, problems)

@@ -160,13 +160,12 @@ class _Loop:
             self.watch.stop()
         self.learned.restore()
         self.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        scores = self.language.measure(self.validation, self._answers())
         seconds = time.monotonic() - began
         padding = padding_share(
             self.lengths, training_batches(self.lengths, self.recipe.batch_size, self.recipe.seed, 0)
         )
         return Outcome(
-            scores,
+            self.position.best_scores,
             self.position.best_step,
             self.position.step,
             seconds,
@@ -241,7 +240,8 @@ class _Loop:
             self.accelerator.log({name: value for name, value in entry.items() if name != "step"}, step=at.step)
         main = scores[self.language.task.main]
         if at.best is None or main > at.best:
-            at.best, at.best_step, at.waited = (main if math.isfinite(main) else -math.inf), at.step, 0
+            at.best, at.waited = (main if math.isfinite(main) else -math.inf), 0
+            at.best_step, at.best_scores = at.step, scores
             self.learned.keep()
         else:
             at.waited += 1

@@ -7,7 +7,7 @@ checkpoint.safetensors   now.<parameter>, best.<parameter>, optimizer.<parameter
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Position:
     """The next batch of this epoch."""
     best: float | None = None
     best_step: int = 0
+    best_scores: dict[str, float] = field(default_factory=dict)
     waited: int = 0
     """Evaluations since the best."""
     stopped: bool = False

@@ -37,8 +37,9 @@ METHODS: dict[str, type[Method]] = {}
 class Form:
     """A module written as a bottleneck, δ = upᵀ act(down x + down_bias) + up_bias: what a fusion needs of it."""
 
-    reads: str
-    """What it reads; 'stream standardised' is h + r made zero mean and unit variance."""
+    reads: Reads
+    standardised: bool
+    """Whether what it reads is first made zero mean and unit variance."""
     activation: str
     down: Tensor  # (b, D_x)
     down_bias: Tensor  # (b,)

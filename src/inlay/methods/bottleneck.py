@@ -63,10 +63,9 @@ class Adapter(nn.Module):
         up_bias: Any = self.up.bias
         if isinstance(self.scale, Tensor) or self.scale != 1.0:
             up, up_bias = up * self.scale, up_bias * self.scale
-        words = str(reads)
         if self.norm is not None:
-            down, bias, words = down * self.norm.weight, bias + down @ self.norm.bias, f"{reads} standardised"
-        return Form(words, self.activation, down, bias, up, up_bias)
+            down, bias = down * self.norm.weight, bias + down @ self.norm.bias
+        return Form(reads, self.norm is not None, self.activation, down, bias, up, up_bias)
 
 
 def matrix(linear: nn.Module) -> Tensor:

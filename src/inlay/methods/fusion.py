@@ -46,7 +46,8 @@ from inlay.methods.base import Form, Method, Reads, register
 class Block:
     """Members that read the same, have the same activation and the same size: one matrix product serves them all."""
 
-    reads: str
+    reads: Reads
+    standardised: bool
     activation: str
     size: int
     count: int
@@ -70,16 +71,16 @@ class Pack:
 
 def pack(forms: Sequence[Form | None], width: int, like: Tensor) -> Pack:
     """Members by block. None is a member without a module here: it adds nothing, z = 0, and so scores 0."""
-    kinds: dict[tuple[str, str, int], list[int]] = {}
+    kinds: dict[tuple[Reads, bool, str, int], list[int]] = {}
+    absent = [n for n, form in enumerate(forms) if form is None]
     for n, form in enumerate(forms):
-        kind = ("", "", 0) if form is None else (form.reads, form.activation, form.down.shape[0])
-        kinds.setdefault(kind, []).append(n)
-    absent = kinds.pop(("", "", 0), [])
+        if form is not None:
+            kinds.setdefault((form.reads, form.standardised, form.activation, form.down.shape[0]), []).append(n)
     blocks, ups, biases = [], [], []
-    for (reads, activation, size), members in kinds.items():
+    for (reads, standardised, activation, size), members in kinds.items():
         mine = [form for n in members if (form := forms[n]) is not None]
         down, down_bias = torch.cat([f.down for f in mine]), torch.cat([f.down_bias for f in mine])
-        blocks.append(Block(reads, activation, size, len(mine), down, down_bias))
+        blocks.append(Block(reads, standardised, activation, size, len(mine), down, down_bias))
         ups += [f.up for f in mine]
         biases += [f.up_bias for f in mine]
     biases += [like.new_zeros(width)] * len(absent)
@@ -144,13 +145,13 @@ class FusionLayer(nn.Module):
         return F.linear(q @ self.key.weight, rows), (q @ self.key.bias).unsqueeze(-1)
 
     def forward(
-        self, x: Tensor, read: Callable[[str], Tensor], packed: Pack, folded: Folded, choose: Choose
+        self, x: Tensor, read: Callable[[Reads, bool], Tensor], packed: Pack, folded: Folded, choose: Choose
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The mixed change (…, D) and the weights (…, N) in block order."""
         g, same = self.asked(x, packed.rows, folded)
         acts, scores, at = [], [], 0
         for block in packed.blocks:
-            a, rows = block.act(read(block.reads)), block.count * block.size
+            a, rows = block.act(read(block.reads, block.standardised)), block.count * block.size
             scores.append((a * g[..., at : at + rows].unflatten(-1, (block.count, block.size))).sum(-1))
             acts.append(a)
             at += rows

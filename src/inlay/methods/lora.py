@@ -46,7 +46,7 @@ class LowRankChange(nn.Module):
 
     def form(self, reads: Reads) -> Form:
         down, up = self.down.weight, self.up.weight.T * self.scale
-        return Form(reads, "linear", down, down.new_zeros(down.shape[0]), up, up.new_zeros(up.shape[1]))
+        return Form(reads, False, "linear", down, down.new_zeros(down.shape[0]), up, up.new_zeros(up.shape[1]))
 
 
 @register("lora")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from inlay.anatomy import Anatomy, Place
 from inlay.methods.base import Method, Reads, method_from, register
+from inlay.methods.phm import KroneckerLinear
 
 Routing = Literal["merged", "random", "first"]
 
@@ -44,8 +45,8 @@ class Alternatives(nn.Module):
         return torch.cat([self.maps[m](part) for m, part in zip(self.drawn, x.chunk(len(self.drawn)), strict=True)])
 
     def mean(self) -> dict[str, Tensor]:
-        """The parameters averaged over the maps."""
-        names = [name for name, _ in self.maps[0].named_parameters()]
+        """The parameters averaged over the maps; what they share, such as a rule of the first's own, has no mean."""
+        names = [name for name, _ in self.maps[-1].named_parameters()]
         return {name: torch.stack([m.get_parameter(name) for m in self.maps]).mean(0) for name in names}
 
     def merged(self) -> nn.Module:
@@ -97,7 +98,11 @@ class Mixture(Method):
         made = [self.method.build(place, anatomy, host, shared) for _ in range(self.modules)]
         for projection in ("down", "up"):
             if projection != self.share and hasattr(made[0], projection):  # a trained bias has neither, and is shared
-                setattr(made[0], projection, Alternatives([getattr(m, projection) for m in made]))
+                maps = [getattr(m, projection) for m in made]
+                for other in maps[1:]:
+                    if isinstance(other, KroneckerLinear):
+                        other.borrow(maps[0])
+                setattr(made[0], projection, Alternatives(maps))
         return made[0]
 
 

@@ -88,7 +88,7 @@ class KroneckerLinear(nn.Module):
         self.d = d
         if own_rule:
             self.own = rule
-        self._rule = (rule,)  # in a tuple: a shared rule belongs to the inlay and is saved once
+        self.borrowed = (rule,)  # in a tuple: a shared rule belongs to the inlay and is saved once
         if rank is None:
             self.blocks = nn.Parameter(torch.empty(n, k // n, d // n))
         else:
@@ -98,14 +98,21 @@ class KroneckerLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(d))
 
     def forward(self, x: Tensor) -> Tensor:  # (…, k) -> (…, d)
-        rule = self._rule[0].rule.to(self.bias.dtype)
+        rule = self.borrowed[0].rule.to(self.bias.dtype)
         if self.low_rank:
             return contract(x, rule, self.left, self.right, self.bias)
         return x @ dense(rule, self.blocks) + self.bias
 
+    def borrow(self, other: KroneckerLinear) -> None:
+        """Use another map's rule instead of an own one."""
+        self.borrowed = other.borrowed
+        self._modules.pop("own", None)
+
     def weight(self) -> Tensor:
         """The map as one matrix (k, d)."""
-        return dense(self._rule[0].rule.to(self.bias.dtype), self.left @ self.right if self.low_rank else self.blocks)
+        return dense(
+            self.borrowed[0].rule.to(self.bias.dtype), self.left @ self.right if self.low_rank else self.blocks
+        )
 
     def reset(self, gain: float) -> None:
         """The paper's start: Xavier-uniform for every B_i or each of its factors."""
