@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import inlay
-from inlay import checkpoint
+from inlay import checkpoint, folders
 from tests.hosts import FAMILIES, classifier, logits, shake
 
 
@@ -164,7 +164,16 @@ def test_all_mismatches_at_once(saved: Path) -> None:
     ({"method": {"kind": "pfeiffer", "size": 4}}, "encoder.0.attention.down.bias is not expected"),
     ({"files": {"../weights.safetensors": "0"}}, "not a plain file name"),
     ({"files": {}}, "names no weights"),
-    ({"extra": 1}, "unknown fields: extra"),
+    ({"extra": 1}, "unknown or wrong fields: extra"),
+    ({"files": []}, "files: Input should be a valid dictionary"),
+    ({"host": None}, "host: Input should be"),
+    ({"method": "x"}, "method: Input should be"),
+    ({"format": True}, "not a manifest"),
+    ({"format": -3}, "greater than or equal to 1"),
+    ({"members": {"other": "0"}}, "'other' is not on this host"),
+    ({"method": {"kind": "mixture"}}, "two projections"),
+    ({"method": {"kind": "wide", "size": 2_000_000_000}}, "expected"),
+    ({"head": {"labels": 900_000, "pooling": "mean"}}, "expected"),
     ({"head": {"labels": 7}}, r"expected \(7,"),
 ])  # fmt: skip
 def test_hostile_manifests(saved: Path, changes: dict, message: str) -> None:
@@ -194,6 +203,64 @@ def test_a_taken_name_and_a_foreign_folder(saved: Path, tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
+def test_other_files_and_links_are_left_alone(saved: Path, tmp_path: Path) -> None:
+    host = classifier()
+    inlay.load(host, saved)
+    (tmp_path / "link").symlink_to(saved)
+    inlay.save(host, "rte", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    inlay.load(classifier(), tmp_path / "link")
+    (saved / "notes.txt").write_text("mine")
+    with pytest.raises(inlay.CheckpointError, match=r"also holds notes\.txt, which saving would delete"):
+        inlay.save(host, "rte", saved)
+    (saved / "notes.txt").unlink()
+    inlay.save(host, "rte", saved / "nested")
+    with pytest.raises(inlay.CheckpointError, match="also holds nested"):
+        inlay.save(host, "rte", saved)
+    inlay.load(classifier(), saved)
+
+
+def test_readers_and_writers_at_once(saved: Path) -> None:
+    def work(kind: str) -> None:
+        host = classifier()
+        inlay.load(host, saved)
+        for turn in range(8):
+            if kind == "write":
+                inlay.save(host, "rte", saved)
+            else:
+                inlay.load(host, saved, name=f"copy{turn}")
+
+    children = []
+    for kind in ("write", "read", "write", "read"):
+        child = os.fork()
+        if child == 0:
+            try:
+                work(kind)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert [p.name for p in saved.parent.iterdir()] == ["rte"]
+
+
+def test_a_fusion_from_a_float32_file_on_a_bfloat16_host(tmp_path: Path) -> None:
+    host = classifier()
+    for seed, name in enumerate("ab"):
+        inlay.add(host, name, inlay.Pfeiffer(size=2))
+        shake(host, name, seed)
+    inlay.add_fusion(host, "f", ["a", "b"])
+    for name in "abf":
+        inlay.save(host, name, tmp_path / name)
+    low = classifier().to(torch.bfloat16)
+    for name in "abf":
+        inlay.load(low, tmp_path / name)
+    inlay.save(low, "f", tmp_path / "again")
+    other = classifier()
+    for name in ("a", "b", "again"):
+        inlay.load(other, tmp_path / name)
+
+
 @pytest.mark.parametrize("step", ["save_file", "_flush", "rename"])
 def test_a_failing_save_leaves_the_old_one(saved: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host = classifier()
@@ -210,9 +277,7 @@ def test_a_failing_save_leaves_the_old_one(saved: Path, step: str, monkeypatch: 
             Path, "rename", lambda a, b: fail() if (calls.append(a) or ".new-" in a.name) else real(a, b)
         )
     else:
-        monkeypatch.setattr(
-            *((checkpoint.safetensors.torch, step) if step == "save_file" else (checkpoint, step)), fail
-        )
+        monkeypatch.setattr(*((checkpoint.safetensors.torch, step) if step == "save_file" else (folders, step)), fail)
     with pytest.raises(OSError, match="No space"):
         inlay.save(host, "rte", saved)
     monkeypatch.undo()

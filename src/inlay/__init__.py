@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         BitFit,
         Compacter,
         CompacterPlusPlus,
+        HeadOnly,
         Houlsby,
         LoRA,
         LowRank,

@@ -4,8 +4,7 @@
              weights.safetensors   <place>.<parameter>, shared.<parameter>
              README.md             a model card for people; not read back
 
-Writing: a temporary folder beside the target, flushed to disk, the manifest last, then renamed into place. An old
-folder steps aside for the length of one rename; if the process dies just then, the next load or save puts it back.
+`folders.py` writes it whole or not at all.
 """
 
 from __future__ import annotations
@@ -14,21 +13,19 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from inlay.anatomy import Anatomy
 from inlay.errors import CheckpointError, InlayError, NamingError
+from inlay.folders import reading, replacing
 from inlay.heads import Head
 from inlay.host import NAME, bare, free_name, inlays_of, newcomer
 from inlay.methods.base import method_from
@@ -36,10 +33,6 @@ from inlay.registry import Inlay, Inlays
 
 FORMAT = 1
 MANIFEST, WEIGHTS, CARD = "inlay.json", "weights.safetensors", "README.md"
-FIELDS = {
-    "format", "kind", "name", "method", "host", "head", "norms", "task", "metrics", "versions", "members", "files",
-    "sha256",
-}  # fmt: skip
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 LARGEST_MANIFEST = 4 << 20
 
@@ -62,7 +55,7 @@ def save(
         "task": task,
         "metrics": metrics or {},
         "versions": {package: importlib.metadata.version(package) for package in ("inlay", "torch", "transformers")},
-        "members": {member: digest(inlays[member]) for member in getattr(inlay.method, "members", ())},
+        "members": {member: identity(inlays[member]) for member in getattr(inlay.method, "members", ())},
     }
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in inlay.tensors().items()}
     return write(Path(path), manifest, tensors, card(manifest, tensors))
@@ -79,31 +72,34 @@ def load(
     any_members: a fusion needs its members on the host, and the very ones it was trained with unless this is set.
     pickled:     also read the `.bin` files of those libraries, as tensors only: nothing in them is executed.
     """
-    model, folder = bare(host), Path(path)
-    settle(folder)
-    if not (folder / MANIFEST).exists():
-        from inlay import interop  # it is built on this module
+    model = bare(host)
+    with reading(Path(path)) as folder:
+        if not (folder / MANIFEST).exists():
+            from inlay import interop  # it is built on this module
 
-        if (read_foreign := interop.reader_of(folder)) is not None:
-            return read_foreign(model, folder, name, pickled)
-    manifest, tensors = read(folder)
-    name = str(manifest["name"]) if name is None else name
+            if (read_foreign := interop.reader_of(folder)) is not None:
+                return read_foreign(model, folder, name, pickled)
+        manifest, tensors = read(folder)
+    name = manifest.name if name is None else name
     free_name(model, name)
-    with newcomer(model) as inlays:
-        problems = host_mismatches(manifest["host"], describe_host(model, inlays.anatomy))
-        problems += member_mismatches(manifest["members"], inlays, any_members)
-        inlay = None
+    with newcomer(model) as inlays, torch.random.fork_rng(devices=[]):
+        problems = host_mismatches(manifest.host, describe_host(model, inlays.anatomy))
+        problems += member_mismatches(manifest.members, inlays, any_members)
         try:
-            head = None if manifest["head"] is None else Head(**manifest["head"])
-            method = method_from(manifest["method"])
-            inlay = Inlay(name, method, head, bool(manifest["norms"])).fill(model, inlays.anatomy)
+            head = None if manifest.head is None else Head(**manifest.head)
+            method = method_from(manifest.method)
+            if set(getattr(method, "members", ())) != set(manifest.members):
+                problems.append("its settings and its manifest name different members")
+            inlays.check_members(tuple(member for member in manifest.members if member in inlays))
+            draft = Inlay(name, method, head, manifest.norms).fill(model, inlays.anatomy, device="meta")
+            problems += tensor_mismatches(draft.tensors(), tensors)
         except InlayError as error:
             problems.append(str(error))
-        if inlay is not None:
-            problems += tensor_mismatches(inlay.tensors(), tensors)
-        if problems or inlay is None:
+        if problems:
             raise misfit(folder, problems)
+        inlay = Inlay(name, method, head, manifest.norms).fill(model, inlays.anatomy)
         pour(inlay, tensors)
+        inlay.origin = fingerprint(tensors), fingerprint(inlay.tensors())
         inlays.admit(model, inlay)
     return name
 
@@ -145,15 +141,21 @@ def member_mismatches(saved: dict[str, str], inlays: Inlays, any_members: bool) 
         problems += [
             f"its member {member!r} is not the one it was trained with: the weights differ "
             f"(any_members=True loads all the same)"
-            for member, wanted in saved.items() if member in inlays and digest(inlays[member]) != wanted
+            for member, wanted in saved.items() if member in inlays and identity(inlays[member]) != wanted
         ]  # fmt: skip
     return problems
 
 
-def digest(inlay: Inlay) -> str:
-    """A fingerprint of an inlay's tensors, by which a fusion knows its members again."""
+def identity(inlay: Inlay) -> str:
+    """By what a fusion knows a member again: the fingerprint of its file while it has not changed since, or its own."""
+    now = fingerprint(inlay.tensors())
+    return inlay.origin[0] if inlay.origin is not None and inlay.origin[1] == now else now
+
+
+def fingerprint(tensors: dict[str, Tensor]) -> str:
+    """A digest of names, dtypes, shapes and bytes."""
     found = hashlib.sha256()
-    for key, tensor in sorted(inlay.tensors().items()):
+    for key, tensor in sorted(tensors.items()):
         found.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
@@ -180,49 +182,18 @@ def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], te
     return Path(os.path.abspath(folder))
 
 
-@contextmanager
-def replacing(folder: Path, known_by: tuple[str, ...]) -> Iterator[Path]:
-    """A temporary folder that takes `folder`'s name at the end of the block, flushed to disk, whole or not at all.
-
-    known_by: an old folder is replaced only if it has one of these files.
-    """
-    folder = Path(os.path.abspath(folder))
-    known = any((folder / file).exists() for file in known_by)
-    if folder.exists() and not known and (folder.is_file() or any(folder.iterdir())):
-        raise CheckpointError(f"{folder} exists and is not an inlay; it is left as it is. Choose another folder.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    settle(folder)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
-    try:
-        yield temporary
-        for file in (*temporary.iterdir(), temporary):
-            _flush(file)
-        temporary.chmod(0o755)
-        if folder.exists():
-            folder.rename(_aside(folder))
-        temporary.rename(folder)
-        _flush(folder.parent)
-        settle(folder)
-    except BaseException:
-        settle(folder)
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
     """Manifest and tensors of a folder, both proven unaltered."""
-    folder = Path(os.path.abspath(folder))
-    settle(folder)
     manifest = read_manifest(folder)
     problems = []
-    for file, digest in manifest["files"].items():
+    for file, digest in manifest.files.items():
         if Path(file).name != file:
             problems.append(f"{file} is not a plain file name")
         elif not (folder / file).is_file():
             problems.append(f"{file} is missing")
         elif _digest(folder / file) != digest:
             problems.append(f"{file} is cut or altered: its sha256 is not the one in {MANIFEST}")
-    if WEIGHTS not in manifest["files"]:
+    if WEIGHTS not in manifest.files:
         problems.append(f"{MANIFEST} names no {WEIGHTS}")
     if problems:
         raise CheckpointError(f"{folder} is not whole:\n" + "\n".join(f"  - {p}" for p in problems))
@@ -232,25 +203,47 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{folder / WEIGHTS} is not a safetensors file: {error}") from None
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+class Manifest(BaseModel):
+    """What inlay.json holds."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: int = Field(ge=1)
+    kind: Literal["inlay"]
+    name: str
+    method: dict[str, Any]
+    host: dict[str, Any]
+    head: dict[str, Any] | None
+    norms: bool
+    task: str | None
+    metrics: dict[str, Any]
+    versions: dict[str, str]
+    members: dict[str, str]
+    files: dict[str, str]
+    sha256: str
+
+
+def read_manifest(folder: Path) -> Manifest:
     """inlay.json, checked for form, format and its own digest."""
     file = folder / MANIFEST
     if not file.is_file():
         raise CheckpointError(_not_an_inlay(folder))
-    manifest = read_json(file)
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+    found = read_json(file)
+    if not isinstance(found, dict) or type(found.get("format")) is not int:
         raise CheckpointError(f"{file} is not a manifest of Inlay.")
-    if manifest["format"] > FORMAT:
+    if found["format"] > FORMAT:
         raise CheckpointError(
-            f"{file} has format {manifest['format']}; this version of Inlay reads up to {FORMAT}. Upgrade inlay."
+            f"{file} has format {found['format']}; this version of Inlay reads up to {FORMAT}. Upgrade inlay."
         )
-    if manifest.get("sha256") != digest_of(manifest):
+    if found.get("sha256") != digest_of(found):
         raise CheckpointError(f"{file} is cut or altered: its content does not match its sha256.")
-    if FIELDS - manifest.keys() or manifest.keys() - FIELDS:
-        odd = ", ".join(sorted(FIELDS ^ manifest.keys()))
-        raise CheckpointError(f"{file} has missing or unknown fields: {odd}.")
-    if not isinstance(manifest["name"], str) or not NAME.fullmatch(manifest["name"]):
-        raise NamingError(f"{file} names its inlay {manifest['name']!r}, which cannot be a name.")
+    try:
+        manifest = Manifest.model_validate(found)
+    except ValidationError as error:
+        listed = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise CheckpointError(f"{file} has missing, unknown or wrong fields: {listed}.") from None
+    if not NAME.fullmatch(manifest.name):
+        raise NamingError(f"{file} names its inlay {manifest.name!r}, which cannot be a name.")
     return manifest
 
 
@@ -302,29 +295,6 @@ def _not_an_inlay(folder: Path) -> str:
     return f"{folder} has no {MANIFEST}; it holds {', '.join(there[:8]) or 'nothing'}.{hint}"
 
 
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")
-
-
-def settle(folder: Path) -> None:
-    """Finish what a killed save left: put the old folder back, or away if the new one is there."""
-    old = _aside(folder)
-    if old.exists():
-        if folder.exists():
-            shutil.rmtree(old)
-        else:
-            old.rename(folder)
-
-
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -44,6 +44,8 @@ class Head(Config):
     def _sensible(cls, labels: int | tuple[str, ...] | None) -> int | tuple[str, ...] | None:
         if labels is not None and (labels < 1 if isinstance(labels, int) else not labels):
             raise ValueError("a head needs at least one label")
+        if isinstance(labels, int) and labels > 1_000_000:
+            raise ValueError("a head has at most a million labels")
         if isinstance(labels, tuple) and len(set(labels)) != len(labels):
             raise ValueError("label names must differ from each other")
         return labels

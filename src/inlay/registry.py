@@ -53,6 +53,8 @@ class Inlay(nn.Module):
         self.norms = norms
         self.shared = method.make_shared()
         self.parts = nn.ModuleDict()
+        self.origin: tuple[str, str] | None = None
+        """If it was loaded: the fingerprints of its file and of what it was on this host just then."""
         self.left_out = 0
         """In training: the first layers that this step leaves out."""
         self.passes = 1
@@ -80,7 +82,9 @@ class Inlay(nn.Module):
                 self.parts[key_of(place.id)] = bare_copy(host.get_submodule(place.module))
         if self.head is not None:
             like = _parameter_near(host, anatomy.head[-1] if anatomy.head else "")
-            for place_id, part in build_head(host, anatomy, self.head).items():
+            with torch.device(device or like.device):
+                modules = build_head(host, anatomy, self.head)
+            for place_id, part in modules.items():
                 self.parts[key_of(place_id)] = part.to(device or like.device, like.dtype)
         return self
 

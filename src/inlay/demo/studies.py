@@ -52,7 +52,7 @@ class Tweets(Study):
 
     folder: Path = Path()
     sources: dict[str, int] = field(
-        default_factory=lambda: {"movies": 800, "products": 800, "editorials": 800, "questions": 600, "spam": 400}
+        default_factory=lambda: {"movies": 600, "products": 600, "editorials": 600, "questions": 400, "spam": 300}
     )
     targets: dict[str, int] = field(default_factory=lambda: {"tweets": 100})
     recipes: dict[str, Recipe] = field(

@@ -1,9 +1,11 @@
 """Folders of the `adapters` library: an adapter, a fusion, or a whole setup, each with or without a head.
 
-adapter_config.json          adapter.safetensors                 one adapter
-adapter_fusion_config.json   model_adapter_fusion.safetensors    a fusion, whose members are on the host
-head_config.json             model_head.safetensors              beside either: a head
-adapter_setup.json           <adapter>/ …  <a,b>/                a setup: a folder for each adapter and fusion
+    adapter_config.json          adapter.safetensors                 one adapter
+    adapter_fusion_config.json   model_adapter_fusion.safetensors    a fusion, whose members are on the host
+    head_config.json             model_head.safetensors              beside either, or alone: a head
+    adapter_setup.json           <adapter>/ …  <a,b>/                a setup: a folder for each adapter and fusion
+
+An inlay is built and filled beside the host, and comes in when nothing is wrong with it.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ def _our_name(folder: Path) -> str:
 
 def load_head(host: PreTrainedModel, folder: Path, name: str | None, pickled: bool) -> str:
     """Set a head that was saved by itself into a host, as an inlay that is nothing but a head."""
-    from inlay.learning.headonly import HeadOnly
+    from inlay.methods.head import HeadOnly
 
     with newcomer(host) as inlays, reading(folder):
         head = heads.read_head(folder, host, inlays.anatomy, pickled)

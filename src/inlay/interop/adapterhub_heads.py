@@ -1,6 +1,8 @@
 """The heads of `adapters`: a copy of the host's own, or one of the library's, `heads.<name>.<i>`.
 
-their head   dropout, linear (1), act, dropout, linear (4)      the numbers are those of our pooled head, too
+    heads.<name>   0 dropout   1 linear   2 act   3 dropout   4 linear
+
+The numbers are those of our pooled head, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """adapter_setup.json: which adapters of a folder act, and how.
 
-{"type": "Stack", "children": [{"type": "single", "children": ["domain"]}, {"type": "Fuse", "children": [...]}]}
+    {"type": "Stack", "children": [{"type": "single", "children": ["domain"]}, {"type": "Fuse", "children": [...]}]}
+
+A type is looked up among the three that Inlay knows, and never by its name in a module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Where the `adapters` library keeps its modules in each model family, and what it calls their tensors.
 
-<base model>.encoder.layer.0 . output . adapters.<name> . adapter_down.0.weight
-───── prefix ───────────────   ─room─                     ───────leaf────────
+    <base model>.encoder.layer.0 . output . adapters.<name> . adapter_down.0.weight
+    ────────── layer ───────────   ─room─                     ─────── leaf ────────
+
+A new family is one entry in `ROOMS`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Our tensors in somebody else's file: one table serves reading and writing, so both are complete or neither.
 
-ours   encoder.0.q.down.weight                                 (r, D)
-theirs transformer.h.0.attn.c_attn.loras.a.lora_A              (2r, D), of which ours is the first half
+    ours     decoder.0.q.down.weight                             (r, D)
+    theirs   transformer.h.0.attn.c_attn.loras.a.lora_A          (2r, D), of which ours is the first half
+
+What has no spot is not theirs, and stays as it was built: a pooler that they do not save.
 """
 
 from __future__ import annotations

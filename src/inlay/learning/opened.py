@@ -14,7 +14,6 @@ from inlay.errors import CheckpointError
 from inlay.heads import Head
 from inlay.host import activate
 from inlay.learning.evaluate import ask
-from inlay.learning.headonly import HeadOnly as HeadOnly  # makes the method known to `load`
 from inlay.learning.hosts import form_of, longest_input, open_host
 from inlay.learning.material import Answer, Language
 from inlay.learning.recipe import Recipe

@@ -5,6 +5,7 @@ from inlay.methods.bitfit import BitFit
 from inlay.methods.bottleneck import AdapterDrop, Bapna, Bottleneck, Houlsby, Parallel, Pfeiffer
 from inlay.methods.compacter import Compacter, CompacterPlusPlus
 from inlay.methods.fusion import Fusion
+from inlay.methods.head import HeadOnly
 from inlay.methods.lora import LoRA
 from inlay.methods.lowrank import LowRank
 from inlay.methods.mixture import Mixture
@@ -20,6 +21,7 @@ __all__ = [
     "Compacter",
     "CompacterPlusPlus",
     "Fusion",
+    "HeadOnly",
     "Houlsby",
     "LoRA",
     "LowRank",

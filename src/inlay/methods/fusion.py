@@ -157,7 +157,7 @@ class FusionLayer(nn.Module):
             at += rows
         members = len(packed.order)
         present = sum(block.count for block in packed.blocks)
-        score = torch.cat(scores, -1) if len(scores) > 1 else scores[0]
+        score = torch.cat(scores, -1) if scores else g[..., :0]
         if members > present:  # who has no module here scores nothing
             score = F.pad(score, (0, members - present))
         p = choose(score + g[..., at:] + same)  # (…, N)

@@ -68,7 +68,7 @@ class Mixture(Method):
     share: Literal["up", "down"] | None = "up"
     """Which projection has one map for all M; None: neither."""
 
-    def __init__(self, method: Any, **fields: Any) -> None:
+    def __init__(self, method: Any = None, **fields: Any) -> None:
         super().__init__(**{"method": method, **fields})
 
     @field_validator("method")
