@@ -83,7 +83,14 @@ def test_summary() -> None:
     assert a.percent == pytest.approx(100 * a.parameters / size)
     text = str(inlay.summary(host))
     assert f"{size:,}" in text
-    assert text.splitlines()[-1].split() == ["b", "houlsby", f"{b.parameters:,}", f"{b.percent:.3f}", "active", "trainable"]
+    assert text.splitlines()[-1].split() == [
+        "b",
+        "houlsby",
+        f"{b.parameters:,}",
+        f"{b.percent:.3f}",
+        "active",
+        "trainable",
+    ]
 
 
 def test_what_is_not_a_host_or_a_method() -> None:

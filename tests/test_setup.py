@@ -36,7 +36,7 @@ def test_average_with_own_norms_in_one_part_only(host) -> None:
 
 
 def test_norms_around_a_branch_reach_into_it(host) -> None:
-    """"b" owns norms, "a" reads them: alone, in an Average of itself, and in Rows of itself."""
+    """ "b" owns norms, "a" reads them: alone, in an Average of itself, and in Rows of itself."""
     wanted = with_setup(host, inlay.Stack("b", "a"))
     for inner in (inlay.Average("a", "a"), inlay.Rows("a", "a", "a")):
         torch.testing.assert_close(with_setup(host, inlay.Stack("b", inner)), wanted, atol=1e-5, rtol=1e-4)

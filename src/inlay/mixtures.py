@@ -233,7 +233,7 @@ def fold(host: nn.Module, name: str) -> None:
     changes = {inlays.anatomy.places[id_of(key)]: part for key, part in inlay.parts.items()}
     for place, part in changes.items():
         if isinstance(part, LowRankChange):
-            _check_untied(model, place, model.get_submodule(place.module).weight)
+            _check_untied(model, place)
     inlays.activate(model, name)
     kept: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -248,7 +248,8 @@ def fold(host: nn.Module, name: str) -> None:
     inlays.activate(model, name)
 
 
-def _check_untied(model: nn.Module, place: Place, weight: Tensor) -> None:
+def _check_untied(model: nn.Module, place: Place) -> None:
+    weight = model.get_submodule(place.module).weight
     owners = [name for name, m in model.named_modules() if any(p is weight for p in m._parameters.values())]
     if len(owners) > 1:
         raise SetupError(f"{place.id} cannot be folded: its weight is tied, {' and '.join(owners)} share it.")

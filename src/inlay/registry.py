@@ -88,6 +88,12 @@ class Inlay(nn.Module):
                 self.parts[key_of(place_id)] = part.to(device or like.device, like.dtype)
         return self
 
+    def drop_head(self) -> None:
+        """Go on without the own head."""
+        self.head = None
+        for key in [key for key in self.parts if key.startswith("head:")]:
+            del self.parts[key]
+
     def part(self, place: Place) -> nn.Module | None:
         return self.parts._modules.get(key_of(place.id))
 
@@ -286,10 +292,13 @@ class Inlays(nn.Module):
                 return self._fused(inlay, place, norm, dict(setup.pinned) if isinstance(setup, Fuse) else {})
             return plan.Change(module, inlay.method.reads_at(place), place, inlay, norm)
         if isinstance(setup, Stack):
-            steps = [
-                self._change(host, part, place, lambda inner, at=at: around(setup.with_part(at, inner)))
-                for at, part in enumerate(setup.parts)
-            ]
+            steps = []
+            for at, part in enumerate(setup.parts):
+
+                def outside(inner: Setup, at: int = at) -> Setup:
+                    return around(setup.with_part(at, inner))
+
+                steps.append(self._change(host, part, place, outside))
             acting = tuple(step for step in steps if step is not None)
             return plan.Chain(acting) if len(acting) > 1 else (acting[0] if acting else None)
         return _branches(setup, lambda part: self._change(host, part, place, around), plan.Unchanged())

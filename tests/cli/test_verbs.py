@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from inlay.cli.app import VERBS
 from tests.cli.conftest import DATA
@@ -101,6 +103,24 @@ def test_merge_makes_a_mixture_plain_with_the_same_answers(inlay_cli, inlay_here
     told = json.loads(inlay_here("eval", "merged", "--file", "validation.jsonl", "--json"))
     assert told["scores"] == scores_of(place / "runs" / "m")
     assert json.loads((place / "merged" / "inlay.json").read_text())["method"]["kind"] == "pfeiffer"
+
+
+def test_export_and_import_of_a_lora(inlay_cli, inlay_here, place):
+    inlay_here(
+        "train", *DATA, "--name", "low", "--method", "lora", "--options", "rank=2", "--out", "runs/low", "--quiet"
+    )
+    refused = inlay_cli("export", "runs/low", "--format", "peft", "--out", "as-peft", code=2)
+    assert "pool" in refused.stderr, "its head pools, which peft has no word for"
+    assert not (place / "as-peft").exists()
+    inlay_here("export", "runs/low", "--format", "peft", "--out", "as-peft", "--without-head")
+    assert json.loads((place / "as-peft" / "adapter_config.json").read_text())["peft_type"] == "LORA"
+    told = json.loads(
+        inlay_cli("import", "as-peft", "--host", "bert", "--out", "back", "--name", "low", "--json").stdout
+    )
+    assert told["names"] == ["low"]
+    ours, back = (load_file(place / p / "weights.safetensors") for p in ("runs/low/inlay", "back"))
+    assert back
+    assert all(torch.equal(tensor, ours[key]) for key, tensor in back.items())
 
 
 def test_params_counts_as_published(inlay_cli, inlay_here):

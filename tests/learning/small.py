@@ -24,7 +24,7 @@ def save_bert(folder: Path, **config: object) -> Path:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     fast = hf.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",  # noqa: S106
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
         model_input_names=["input_ids", "token_type_ids", "attention_mask"], model_max_length=64,
     )  # fmt: skip
     torch.manual_seed(0)

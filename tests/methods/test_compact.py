@@ -313,7 +313,9 @@ def test_gradients_against_finite_differences(method: inlay.Method) -> None:
     assert torch.autograd.gradcheck(result, values, eps=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("method", [inlay.BitFit(), inlay.LoRA(rank=2, targets=("linear",)), *COMPACT], ids=lambda m: m.kind)
+@pytest.mark.parametrize(
+    "method", [inlay.BitFit(), inlay.LoRA(rank=2, targets=("linear",)), *COMPACT], ids=lambda m: m.kind
+)
 def test_training_mode_without_dropout_is_evaluation(method: inlay.Method) -> None:
     from tests.methods.test_mixture import without_dropout
 

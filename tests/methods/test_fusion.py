@@ -104,7 +104,11 @@ def test_bfloat16_within_its_precision() -> None:
     low = layer.bfloat16()
     packed = pack([m.bfloat16().form("normed") for m in members], WIDTH, low.key.weight)
     found, _ = low(
-        x.bfloat16(), lambda reads, standardised: x.bfloat16(), packed, low.fold(packed.rows, "direct", "direct"), Choose()
+        x.bfloat16(),
+        lambda reads, standardised: x.bfloat16(),
+        packed,
+        low.fold(packed.rows, "direct", "direct"),
+        Choose(),
     )
     assert (found.float() - exact).abs().max() < 0.08 * exact.abs().max()
 
@@ -308,7 +312,9 @@ def test_kept_matrices_never_go_stale(how: str) -> None:
     host = fused_host()
     inlay.train(host, "f")
     host.eval()
-    optimizer = torch.optim.AdamW([p for p in host.parameters() if p.requires_grad], lr=0.1, fused=how == "fused optimizer")
+    optimizer = torch.optim.AdamW(
+        [p for p in host.parameters() if p.requires_grad], lr=0.1, fused=how == "fused optimizer"
+    )
     for _ in range(2):
         if how == "inference mode":
             with torch.inference_mode():

@@ -183,7 +183,9 @@ def test_bad_input() -> None:
 def test_a_tied_weight_is_not_folded() -> None:
     from tests.hosts import shaken
 
-    config = hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, pad_token_id=0, bos_token_id=2, eos_token_id=1)
+    config = hf.GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, vocab_size=50, pad_token_id=0, bos_token_id=2, eos_token_id=1
+    )
     host = shaken(hf.GPT2LMHeadModel(config))
     inlay.add(host, "a", inlay.LoRA(rank=2, targets=("q", "linear.lm_head")))
     before = {k: v.clone() for k, v in host.state_dict().items()}

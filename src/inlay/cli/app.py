@@ -21,6 +21,8 @@ VERBS = {
     "inspect": "Show what a run or an inlay is.",
     "prune": "Take the members out of a fusion that it does not listen to.",
     "merge": "Turn a mixture into a plain inlay.",
+    "export": "Write an inlay as peft or adapters reads it.",
+    "import": "Read a checkpoint of adapters or peft.",
     "params": "Count what a method would train on a host.",
     "ls": "List methods, tasks, families or runs.",
     "validate": "Check a config, its rows and its cost before training.",
@@ -38,7 +40,8 @@ class Verbs(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        command: click.Command = import_module(f"inlay.cli.{name}").command
+        module = "import_" if name == "import" else name  # a word of Python's own
+        command: click.Command = import_module(f"inlay.cli.{module}").command
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

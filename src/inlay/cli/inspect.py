@@ -60,7 +60,7 @@ def _inlay(path: Path) -> dict[str, Any]:
     with safetensors.safe_open(path / WEIGHTS, "pt") as file:
         sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not a dict)
     count = sum(math.prod(shape) for shape in sizes.values())
-    kept = {key: value for key, value in manifest.items() if key not in ("files", "sha256", "format")}
+    kept = {key: value for key, value in manifest.model_dump().items() if key not in ("files", "sha256", "format")}
     return kept | {"tensors": len(sizes), "parameters": count, "bytes": (path / WEIGHTS).stat().st_size}
 
 

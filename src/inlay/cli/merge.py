@@ -29,8 +29,8 @@ def work(path: Path, out: Path, host: str | None, as_json: bool) -> None:
     if opened.name is None:
         raise ConfigError(f"{path} has no inlay: the whole host was trained.")
     merge(opened.host, opened.name)
-    folder = save(opened.host, opened.name, out, task=manifest["task"], metrics=manifest["metrics"])
-    method = read_manifest(folder)["method"]["kind"]
+    folder = save(opened.host, opened.name, out, task=manifest.task, metrics=manifest.metrics)
+    method = read_manifest(folder).method["kind"]
     tell(
         f"{opened.name} is a {method} inlay now: {folder}",
         {"name": opened.name, "method": method, "path": str(folder)},

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from inlay.checkpoint import replacing
 from inlay.errors import ConfigError, InlayError, nearest
+from inlay.folders import replacing
 from inlay.host import bare, inlays_of
 from inlay.interop import adapterhub, peft
 from inlay.interop.adapterhub_heads import CONFIG as HEAD

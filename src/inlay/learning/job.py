@@ -182,7 +182,7 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: Split, answers: list[A
 
 
 def _keep_member(folder: Path, members: Path) -> None:
-    target = members / str(read_manifest(folder)["name"])
+    target = members / str(read_manifest(folder).name)
     if not target.exists():
         shutil.copytree(folder, target)
 

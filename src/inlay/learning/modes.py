@@ -19,9 +19,9 @@ from inlay.errors import ConfigError
 from inlay.fusions import add_fusion
 from inlay.heads import Head
 from inlay.host import add, inlays_of, train
-from inlay.methods.head import HeadOnly
 from inlay.learning.recipe import Mode
 from inlay.methods.base import Method
+from inlay.methods.head import HeadOnly
 
 
 def begin(

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from inlay.checkpoint import load, read_manifest
+from inlay.checkpoint import Manifest, load, read_manifest
 from inlay.errors import CheckpointError
 from inlay.heads import Head
 from inlay.host import activate
@@ -70,12 +70,12 @@ def open_for_use(path: Path, host_name: str | None = None) -> Opened:
     if (path / RECORD).is_file():
         return _open_run(Run(path), host_name)
     manifest = read_manifest(path)
-    if manifest["kind"] == "fusion":
+    if manifest.method["kind"] == "fusion":
         raise CheckpointError(
             f"{path} is a fusion, which needs its members: give the run folder that `inlay fuse` wrote."
         )
     task = _task_of(manifest)
-    host, tokenizer = open_host(host_name or manifest["host"]["name"], task)
+    host, tokenizer = open_host(host_name or manifest.host["name"], task)
     name = load(host, path)
     return _ready(host, tokenizer, task, name, None, Recipe().max_length)
 
@@ -101,18 +101,18 @@ def _ready(
     return Opened(host.eval(), language, name, run)
 
 
-def _task_of(manifest: dict[str, Any]) -> Task:
+def _task_of(manifest: Manifest) -> Task:
     """What can be known of a task from an inlay alone: a built-in one, or the labels of its head."""
-    name = manifest["task"]
+    name = manifest.task
     if name in builtin_tasks():
         return builtin_tasks()[name]
-    if manifest["head"] is None:
+    if manifest.head is None:
         raise CheckpointError(
             "this inlay has no head of its own, so its labels are not known; give the run it came from."
         )
-    labels = Head(**manifest["head"]).names or ()
+    labels = Head(**manifest.head).names or ()
     return (
-        Task(name=name or manifest["name"], labels=labels)
+        Task(name=name or manifest.name, labels=labels)
         if len(labels) > 1
-        else Task(name=name or manifest["name"], kind="regression")
+        else Task(name=name or manifest.name, kind="regression")
     )
