@@ -1,8 +1,8 @@
 """What one Pfeiffer inlay (reduction 16) costs on a BERT-base-sized host, beside `adapters`' seq_bn.
 
-    python benchmarks/bottleneck.py
-    python benchmarks/bottleneck.py --peer-python PEER/bin/python     an environment with adapters 1.3.0
-    python benchmarks/bottleneck.py --layers 12 --repeats 50          the whole of BERT-base
+    python benchmarks/pfeiffer.py
+    python benchmarks/pfeiffer.py --peer-python PEER/bin/python     an environment with adapters 1.3.0
+    python benchmarks/pfeiffer.py --layers 12 --repeats 50          the whole of BERT-base
 
 Every layer costs the same, so four layers, the default, show the forward's ratio of twelve. Only the bare host's
 training step has a large part that does not grow with the layers, the gradient of the embeddings (94 MB); and of the
