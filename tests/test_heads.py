@@ -144,6 +144,7 @@ def test_heads_that_cannot_be(host, head, message: str) -> None:
 @pytest.mark.parametrize(("fields", "message"), [
     ({"labels": 0}, "at least one label"),
     ({"labels": ["a", "a"]}, "must differ"),
+    ({"labels": (0, 1)}, "labels are names"),
     ({"labels": 2, "layers": 2}, "set pooling"),
     ({"labels": 2, "pooling": "max"}, "pooling"),
     ({"label": 2}, "Did you mean 'labels'"),

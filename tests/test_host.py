@@ -135,3 +135,32 @@ def test_the_public_names_are_there() -> None:
         assert getattr(inlay, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'adapters'"):
         _ = inlay.adapters
+
+
+def test_leaving_out_layers_of_a_trained_inlay(tmp_path) -> None:
+    host = classifier()
+    inlay.add(host, "whole", inlay.Pfeiffer(size=4))
+    inlay.add(host, "upper", inlay.Pfeiffer(size=4, leave_out=(0,)))
+    shake(host, "whole")
+    host.inlays["upper"].parts["encoder:1:ffn"].load_state_dict(
+        host.inlays["whole"].parts["encoder:1:ffn"].state_dict()
+    )
+    inlay.activate(host, "upper")
+    wanted = logits(host)
+    inlay.activate(host, "whole")
+    assert not torch.equal(logits(host), wanted)
+    inlay.leave_out(host, "whole", [0])
+    assert torch.equal(logits(host), wanted)
+    assert host.inlays["whole"].method == host.inlays["upper"].method
+    inlay.save(host, "whole", tmp_path / "small")
+    other = classifier()
+    inlay.load(other, tmp_path / "small")
+    inlay.activate(other, "whole")
+    assert torch.equal(logits(other), wanted)
+    with pytest.raises(inlay.SetupError, match="would have no module left"):
+        inlay.leave_out(host, "whole", [1])
+    with pytest.raises(inlay.AnatomyError, match="no such layer: 7"):
+        inlay.leave_out(host, "whole", [7])
+    inlay.add(host, "biases", inlay.BitFit())
+    with pytest.raises(inlay.SetupError, match="no layers that could be left out"):
+        inlay.leave_out(host, "biases", [0])

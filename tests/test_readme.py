@@ -29,7 +29,9 @@ def test_every_inlay_command_runs() -> None:
 def test_the_two_commands_set_up_and_run() -> None:
     for target, what in (("demo", "inlay demo"), ("test", "pytest")):
         assert f"make {target}" in README
-        plan = subprocess.run(["make", "-n", "-B", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        plan = subprocess.run(
+            [str(shutil.which("make")), "-n", "-B", target], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
         steps = [plan.index(step) for step in ("-m venv", "install", what)]
         assert steps == sorted(steps)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inlay.errors import AnatomyError, CheckpointError, ConfigError, InlayError, NamingError, SetupError
     from inlay.fusions import Collapse, add_fusion, collapse, penalty, prune
     from inlay.heads import Head
-    from inlay.host import activate, activated, active, add, freeze, remove, strip, summary, train
+    from inlay.host import activate, activated, active, add, freeze, leave_out, remove, strip, summary, train
     from inlay.interop import export
     from inlay.methods import (
         METHODS,
@@ -42,7 +42,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "inlay.host": ("activate", "activated", "active", "add", "freeze", "remove", "strip", "summary", "train"),
+    "inlay.host": (
+        "activate",
+        "activated",
+        "active",
+        "add",
+        "freeze",
+        "leave_out",
+        "remove",
+        "strip",
+        "summary",
+        "train",
+    ),
     "inlay.checkpoint": ("load", "save"),
     "inlay.interop": ("export",),
     "inlay.fusions": ("Collapse", "add_fusion", "collapse", "penalty", "prune"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -38,6 +38,13 @@ class Head(Config):
     """Before each layer of a pooling head."""
     problem: Problem | None = None
     """The loss that transformers computes when it is given labels; None: by the number of labels."""
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _names(cls, labels: Any) -> Any:
+        if isinstance(labels, list | tuple) and not all(isinstance(label, str) for label in labels):
+            raise ValueError("labels are names (texts), or the number of them")
+        return tuple(labels) if isinstance(labels, list) else labels
 
     @field_validator("labels")
     @classmethod

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
+from inlay.anatomy import in_layers
 from inlay.errors import NamingError, SetupError
 from inlay.heads import Head
 from inlay.methods.base import Method
 from inlay.methods.fusion import Fusion
-from inlay.registry import ATTRIBUTE, Inlay, Inlays, forget_compiled
+from inlay.registry import ATTRIBUTE, Inlay, Inlays, forget_compiled, key_of
 from inlay.setup import Setup, names_in
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -113,6 +114,26 @@ def remove(host: nn.Module, name: str) -> None:
             raise SetupError(f"{name!r} is a member of the fusion {other.name!r}. Remove the fusion first.")
     inlays.dismiss(name)
     inlays.activate(bare(host), inlays.active)
+
+
+def leave_out(host: nn.Module, name: str, layers: Sequence[int | str]) -> None:
+    """Take an inlay's modules out of some layers for good (AdapterDrop): 3 is layer 3 of every stack, 'decoder.3' one.
+
+    It costs nothing there any more. An inlay trained with `drop_first` is prepared for it.
+    """
+    model, inlays = bare(host), inlays_of(host)
+    inlay = inlays[name]
+    if not hasattr(inlay.method, "leave_out"):
+        raise SetupError(f"{name!r} ({inlay.method.kind}) has no layers that could be left out.")
+    inlays.anatomy.check_layers(tuple(layers))
+    gone = [i for i in inlay.place_ids() if in_layers(inlays.anatomy.places[i], tuple(layers)) is not None]
+    if not any(place.changes for i in inlay.place_ids() if i not in gone and (place := inlays.anatomy.places[i])):
+        raise SetupError(f"{name!r} would have no module left. Remove it instead: inlay.remove(host, {name!r}).")
+    inlay.method = inlay.method.model_copy(update={"leave_out": (*inlay.method.leave_out, *layers)})
+    for place_id in gone:
+        del inlay.parts[key_of(place_id)]
+    inlays.unhook_unneeded()
+    inlays.activate(model, inlays.active)
 
 
 def strip(host: nn.Module) -> None:

@@ -203,8 +203,12 @@ class Inlays(nn.Module):
         forget_compiled()
 
     def dismiss(self, name: str) -> None:
-        """Let an inlay go, and unhook the places that nobody needs any more."""
+        """Let an inlay go."""
         del self.all[key_of(name)]
+        self.unhook_unneeded()
+
+    def unhook_unneeded(self) -> None:
+        """Take the hooks off the places where no inlay has a module any more."""
         needed = {place_id for inlay in self for place_id in inlay.place_ids()}
         for key in [key for key in self.sites if id_of(key) not in needed]:
             self.sites[key].unhook()  # type: ignore[operator]

@@ -79,15 +79,15 @@ class Inference(Study):
     """RTE and CB from sentence-pair tasks; rows from a data folder. The published validation rows are the test."""
 
     folder: Path = Path()
-    sources: dict[str, int] = field(default_factory=lambda: {"mnli": 6000, "qqp": 4000, "sick": 3000, "mrpc": 3000})
-    targets: dict[str, int] = field(default_factory=lambda: {"rte": 1200, "cb": 200})
+    sources: dict[str, int] = field(default_factory=lambda: {"mnli": 3000, "qqp": 2000, "sick": 1500, "mrpc": 1500})
+    targets: dict[str, int] = field(default_factory=lambda: {"rte": 500, "cb": 200})
     recipes: dict[str, Recipe] = field(
         default_factory=lambda: {
             "source": Recipe(lr=1e-3, epochs=2, batch_size=16, max_length=64),
-            "head": Recipe(lr=5e-3, epochs=5, batch_size=16, max_length=96),
-            "full": Recipe(lr=1e-4, epochs=4, batch_size=16, max_length=96),
-            "single": Recipe(lr=1e-3, epochs=5, batch_size=16, max_length=96),
-            "fused": Recipe(lr=5e-4, epochs=4, batch_size=16, max_length=96),
+            "head": Recipe(lr=5e-3, epochs=4, batch_size=16, max_length=96),
+            "full": Recipe(lr=1e-4, epochs=3, batch_size=16, max_length=96),
+            "single": Recipe(lr=1e-3, epochs=4, batch_size=16, max_length=96),
+            "fused": Recipe(lr=5e-4, epochs=3, batch_size=16, max_length=96),
         }
     )
     most_validation: int = 300
