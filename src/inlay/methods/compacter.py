@@ -19,7 +19,7 @@ from inlay.methods.phm import PHM
 
 @register("compacter")
 class Compacter(PHM):
-    """After attention and FFN."""
+    """Kronecker products with a shared rule and rank-one factors, after attention and FFN."""
 
     rank: int | None = Field(default=1, ge=1)
     share_rule: bool = True
@@ -27,6 +27,6 @@ class Compacter(PHM):
 
 @register("compacter++")
 class CompacterPlusPlus(Compacter):
-    """After the FFN only."""
+    """Compacter after the FFN only."""
 
     sites: tuple[Literal["attention", "ffn"], ...] = ("ffn",)
