@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 
 import pytest
@@ -117,7 +118,11 @@ def test_a_signal_saves_the_run_and_resuming_finishes_it(small, tmp_path, monkey
 
 
 def test_killed_at_any_moment_a_run_can_be_resumed(small, tmp_path):
-    """One run, killed fifty times. After each time everything in the folder is whole, and the next start goes on from it."""
+    """Fifty SIGKILLs. After each everything in the folder is whole, and the next start goes on from it.
+
+    Every other one strikes at a random moment; the others as a random touch of the disk begins, so that the saving is
+    struck however slow the machine is.
+    """
     expected = train(settings(small, tmp_path / "whole"))
     out = tmp_path / "run"
     chance = random.Random(0)
@@ -125,30 +130,65 @@ def test_killed_at_any_moment_a_run_can_be_resumed(small, tmp_path):
     train(settings(small, tmp_path / "timed"))
     length = time.monotonic() - began
     finished = 0
-    for _ in range(50):
-        child = os.fork()
-        if child == 0:
-            try:
-                train(settings(small, out), resume=out.exists())
-            finally:
-                os._exit(0)
-        time.sleep(chance.uniform(0, length))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        run = Run(out)
-        if (out / "run.json").exists():
-            json.loads((out / "run.json").read_text())
-        if run.checkpoint.exists():
-            with safetensors.safe_open(run.checkpoint, "pt") as file:
-                assert json.loads(file.metadata()["position"])["step"] >= 1
-        if run.inlay.exists():
-            read(run.inlay)
-        if run.record().get("status") == "finished":
-            assert run.report.exists()
-            assert (run.folder / "metrics.jsonl").read_text() == (expected.folder / "metrics.jsonl").read_text()
-            assert (run.inlay / "weights.safetensors").read_bytes() == (
-                expected.inlay / "weights.safetensors"
-            ).read_bytes()
+    for kill in range(50):
+        struck = (
+            _killed(settings(small, out), touches=chance.randrange(200))
+            if kill % 2
+            else _killed(settings(small, out), seconds=chance.uniform(0, length))
+        )
+        assert struck or Run(out).record()["status"] == "finished"
+        _is_whole(Run(out))
+        if Run(out).record().get("status") == "finished":
+            _is_equal(Run(out), expected)
             finished += 1
             out = tmp_path / f"run{finished}"
-    assert finished >= 1
+    _is_equal(train(settings(small, out), resume=out.exists()), expected)
+
+
+def _killed(settings, *, seconds=None, touches=None) -> bool:
+    """Whether a run in a process of its own was killed, after so many seconds or touches of the disk, before its end."""
+    child = os.fork()
+    if child == 0:
+        if touches is not None:
+            _die_at_touch(touches)
+        code = 1
+        try:
+            train(settings, resume=settings.out.exists())
+            code = 0
+        finally:
+            os._exit(code)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the run ended by an error of its own"
+    return os.WIFSIGNALED(status)
+
+
+def _die_at_touch(touches: int) -> None:
+    """Kills this process as it makes, moves, removes or opens for writing its so-manieth file."""
+    left = touches
+
+    def hook(event, arguments):
+        nonlocal left
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir"):
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def _is_whole(run: Run) -> None:
+    if run.checkpoint.exists():
+        with safetensors.safe_open(run.checkpoint, "pt") as file:
+            assert json.loads(file.metadata()["position"])["step"] >= 1
+    if run.inlay.exists():
+        read(run.inlay)
+
+
+def _is_equal(run: Run, expected: Run) -> None:
+    assert run.report.exists()
+    assert (run.folder / "metrics.jsonl").read_text() == (expected.folder / "metrics.jsonl").read_text()
+    assert (run.inlay / "weights.safetensors").read_bytes() == (expected.inlay / "weights.safetensors").read_bytes()
