@@ -99,10 +99,17 @@ class Folded:
     values: Tensor | None = None  # R Vᵀ (S, D)
 
 
+def orders(tokens: int, rows: int, width: int) -> tuple[dict[str, float], dict[str, float]]:
+    """The work of a training step in each order of the keys and of the values, as in the table above."""
+    shared = tokens * rows / width
+    keys = {"direct": 6 * tokens, "product": 3 * tokens + 3 * width, "folded": 5 * rows + shared}
+    values = {"direct": 3 * tokens, "folded": 2 * rows + shared}
+    return keys, values
+
+
 def cheapest(tokens: int, rows: int, width: int) -> tuple[str, str]:
     """The order of the keys and of the values with the least work for a training step."""
-    keys = {"direct": 6 * tokens, "product": 3 * tokens + 3 * width, "folded": 5 * rows + tokens * rows / width}
-    values = {"direct": 3 * tokens, "folded": 2 * rows + tokens * rows / width}
+    keys, values = orders(tokens, rows, width)
     return min(keys, key=keys.__getitem__), min(values, key=values.__getitem__)
 
 
@@ -133,40 +140,38 @@ class FusionLayer(nn.Module):
             made["values"] = rows if self.value is None else F.linear(rows, self.value.weight)
         return Folded(**made)
 
-    def asked(self, x: Tensor, rows: Tensor, folded: Folded) -> tuple[Tensor, Tensor]:
-        """q·K of every row of R (…, S), and q·b_k (…, 1), which all members have in common."""
+    def asked(self, x: Tensor, rows: Tensor, folded: Folded, parts: list[int]) -> tuple[Tensor, ...]:
+        """q·K of every row of R, in parts of so many rows, and last q·b_k (…, 1), which all members have in common.
+
+        Split and not sliced: the gradient of a slice is a whole tensor of zeros, and one is added for each.
+        """
         if folded.keys is not None:
-            both = F.linear(x, folded.keys, folded.key_bias)
-            return both[..., :-1], both[..., -1:]
+            return F.linear(x, folded.keys, folded.key_bias).split([*parts, 1], -1)
         if folded.product is not None:
-            both = F.linear(x, folded.product, folded.product_bias)
-            return F.linear(both[..., :-1], rows), both[..., -1:]
-        q = self.query(x)
-        return F.linear(q @ self.key.weight, rows), (q @ self.key.bias).unsqueeze(-1)
+            k, same = F.linear(x, folded.product, folded.product_bias).split([self.key.in_features, 1], -1)
+        else:
+            q = self.query(x)
+            k, same = q @ self.key.weight, (q @ self.key.bias).unsqueeze(-1)
+        return *F.linear(k, rows).split(parts, -1), same
 
     def forward(
         self, x: Tensor, read: Callable[[Reads, bool], Tensor], packed: Pack, folded: Folded, choose: Choose
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The mixed change (…, D) and the weights (…, N) in block order."""
-        g, same = self.asked(x, packed.rows, folded)
-        acts, scores, at = [], [], 0
-        for block in packed.blocks:
-            a, rows = block.act(read(block.reads, block.standardised)), block.count * block.size
-            scores.append((a * g[..., at : at + rows].unflatten(-1, (block.count, block.size))).sum(-1))
-            acts.append(a)
-            at += rows
-        members = len(packed.order)
-        present = sum(block.count for block in packed.blocks)
-        score = torch.cat(scores, -1) if scores else g[..., :0]
-        if members > present:  # who has no module here scores nothing
-            score = F.pad(score, (0, members - present))
-        p = choose(score + g[..., at:] + same)  # (…, N)
-        values = packed.rows if folded.values is None else folded.values
-        mixed, start, column = p @ values[at:], 0, 0
-        for block, a in zip(packed.blocks, acts, strict=True):
-            weighted = (a * p[..., column : column + block.count, None]).flatten(-2)
-            mixed = mixed + weighted @ values[start : start + block.count * block.size]
-            start, column = start + block.count * block.size, column + block.count
+        blocks, members = packed.blocks, len(packed.order)
+        parts = [*(block.count * block.size for block in blocks), members]
+        *asked, biases, same = self.asked(x, packed.rows, folded, parts)
+        acts = [block.act(read(block.reads, block.standardised)) for block in blocks]  # (…, count, b)
+        scores = [(a * g.unflatten(-1, a.shape[-2:])).sum(-1) for a, g in zip(acts, asked, strict=True)]
+        score = torch.cat(scores, -1) if scores else biases[..., :0]
+        if members > score.shape[-1]:  # who has no module here scores nothing
+            score = F.pad(score, (0, members - score.shape[-1]))
+        p = choose(score + biases + same)  # (…, N)
+        *ups, up_biases = (packed.rows if folded.values is None else folded.values).split(parts)
+        shares = p.split([*(block.count for block in blocks), members - sum(block.count for block in blocks)], -1)
+        mixed = p @ up_biases
+        for a, share, up in zip(acts, shares[: len(acts)], ups, strict=True):
+            mixed = mixed + (a * share.unsqueeze(-1)).flatten(-2) @ up
         return mixed if folded.values is not None or self.value is None else self.value(mixed), p
 
     def penalty(self) -> Tensor:
