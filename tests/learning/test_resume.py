@@ -1,8 +1,10 @@
 """20 + resume + 20 steps are 40 steps, bit for bit; and a run can be killed at any moment."""
 
+import errno
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -30,12 +32,11 @@ RECIPE = Recipe(
 @pytest.fixture
 def members(small, tmp_path):
     """Two inlays to fuse."""
-    folders = []
+    model, *_ = ready(small)
     for name in ("a", "b"):
-        model, *_ = ready(small)
-        inlay.save(model, "own", tmp_path / name)
-        folders.append(tmp_path / name)
-    return folders
+        inlay.add(model, name, inlay.Pfeiffer(reduction=2), head=inlay.Head(labels=("negative", "positive")))
+        inlay.save(model, name, tmp_path / name)
+    return [tmp_path / "a", tmp_path / "b"]
 
 
 def setups(small, members):
@@ -43,7 +44,7 @@ def setups(small, members):
         model, language, train_rows, validation = ready(small, "head")
         inlay.activate(model, None)
         inlay.remove(model, "own")
-        names = [inlay.load(model, folder, name=folder.name) for folder in members]
+        names = [inlay.load(model, folder) for folder in members]
         inlay.add_fusion(
             model, "own", names, dropout=0.1, head=inlay.Head(labels=("negative", "positive"), pooling="mean")
         )
@@ -143,6 +144,26 @@ def test_killed_at_any_moment_a_run_can_be_resumed(small, tmp_path):
             finished += 1
             out = tmp_path / f"run{finished}"
     _is_equal(train(settings(small, out), resume=out.exists()), expected)
+
+
+def test_a_fusion_run_keeps_its_members_whole_or_not_at_all(small, members, tmp_path, monkeypatch):
+    fusing = settings(small, tmp_path / "fused", mode="fusion", members=members, options={})
+
+    def copy(source, target, original=shutil.copyfile):
+        if target.name == "weights.safetensors" and ".b." in str(target):
+            target.write_bytes(source.read_bytes()[:100])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", copy)
+        with pytest.raises(OSError, match="No space"):
+            train(fusing)
+    run = Run(fusing.out)
+    assert sorted(member.name for member in run.members.iterdir()) == ["a"]
+    train(fusing, resume=True)
+    for member in ("a", "b"):
+        read(run.members / member)
 
 
 def _killed(settings, *, seconds=None, touches=None) -> bool:

@@ -11,8 +11,9 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from inlay.checkpoint import read_manifest, save
+from inlay.checkpoint import CARD, MANIFEST, WEIGHTS, read_manifest, save
 from inlay.errors import ConfigError, InlayError
+from inlay.folders import replacing
 from inlay.host import summary
 from inlay.learning.evaluate import ask
 from inlay.learning.hosts import form_of, longest_input, open_config, open_host, own_head
@@ -182,9 +183,11 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: Split, answers: list[A
 
 
 def _keep_member(folder: Path, members: Path) -> None:
-    target = members / str(read_manifest(folder).name)
-    if not target.exists():
-        shutil.copytree(folder, target)
+    """A copy of a member, whole or not at all."""
+    with replacing(members / str(read_manifest(folder).name), (MANIFEST,)) as copy:
+        for file in (MANIFEST, WEIGHTS, CARD):
+            if (folder / file).exists():
+                shutil.copyfile(folder / file, copy / file)
 
 
 def _facts(job: Job) -> dict[str, Any]:
