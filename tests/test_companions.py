@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 
 import inlay
-from tests.hosts import BART, CAUSAL, SMALL, T5, batch, classifier, logits, shake, shaken
+from tests.hosts import BART, CAUSAL, CONFIGS, SMALL, T5, batch, classifier, logits, shake, shaken
 
 
 class Texts(torch.utils.data.Dataset):
@@ -45,6 +45,21 @@ def test_compile_without_graph_breaks_follows_activation(family: str, method: ty
     torch.testing.assert_close(logits(compiled), logits(host))
     inlay.strip(compiled)
     torch.testing.assert_close(logits(compiled), logits(host))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("family", ["llama", "modernbert"])
+def test_compile_without_graph_breaks_on_other_families(family: str) -> None:
+    torch._dynamo.reset()
+    host = shaken(hf.AutoModel.from_config(CONFIGS[family]()))
+    inlay.add(host, "a", inlay.Compacter(size=4))
+    inlay.add(host, "b", inlay.Pfeiffer(size=4))
+    for name in "ab":
+        shake(host, name)
+    inlay.activate(host, inlay.Rows("b", None, inlay.Stack("a", "b")))
+    with torch.no_grad():
+        compiled = torch.compile(host, backend="eager", fullgraph=True)(**batch())[0]
+        torch.testing.assert_close(compiled, host(**batch())[0])
     torch._dynamo.reset()
 
 
@@ -129,13 +144,14 @@ def test_generate_with_and_without_cache(make, method: inlay.Method) -> None:
         texts[name] = host.generate(**ids, **options)
         assert torch.equal(texts[name], host.generate(**ids, **options, use_cache=False))
     assert any(not torch.equal(text, bare) for text in texts.values())
-    inlay.activate(host, inlay.Rows("b", "a"))
-    mixed = host.generate(**ids, **options)
-    for row, name in enumerate("ba"):
-        width = min(mixed.shape[1], texts[name].shape[1])
-        assert torch.equal(mixed[row, :width], texts[name][row, :width])
-    inlay.activate(host, inlay.Rows("b", "a", each=2))
-    assert host.generate(**ids, **options, num_beams=2).shape[0] == 2
+    for beams in (1, 2):
+        inlay.activate(host, inlay.Rows("b", "a", each=beams))
+        mixed = host.generate(**ids, **options, num_beams=beams)
+        for row, name in enumerate("ba"):
+            inlay.activate(host, name)
+            alone = host.generate(**ids, **options, num_beams=beams)
+            width = min(mixed.shape[1], alone.shape[1])
+            assert torch.equal(mixed[row, :width], alone[row, :width])
 
 
 def test_autocast() -> None:

@@ -6,7 +6,7 @@ import transformers as hf
 
 import inlay
 from inlay.heads import pool
-from tests.hosts import SMALL, batch, classifier, logits, row, shake, shaken
+from tests.hosts import SMALL, T5, batch, classifier, logits, row, shake, shaken
 
 
 def test_several_label_counts_on_one_host() -> None:
@@ -78,6 +78,13 @@ def test_padding_does_not_reach_a_pooled_head(family: str) -> None:
         torch.testing.assert_close(logits(host, alone), mixed[at : at + 1], atol=1e-5, rtol=1e-4)
 
 
+def test_a_host_whose_last_hidden_states_are_narrower() -> None:
+    host = classifier("opt-post-ln", word_embed_proj_dim=8)
+    inlay.add(host, "a", inlay.Pfeiffer(size=2), head=inlay.Head(labels=4, pooling="mean", layers=2))
+    inlay.activate(host, "a")
+    assert logits(host).shape == (3, 4)
+
+
 def test_positional_mask_and_no_mask() -> None:
     host = classifier()
     inlay.add(host, "a", inlay.Pfeiffer(size=2), head=inlay.Head(labels=4, pooling="mean"))
@@ -124,6 +131,10 @@ def test_heads_of_other_hosts() -> None:
     inputs = {k: v.reshape(2, 3, 7) for k, v in batch(6).items()}
     assert logits(choices, inputs).shape == (2, 3)
     choices(**inputs, labels=torch.tensor([0, 2])).loss.backward()
+    inlay.add(choices, "same", inlay.Pfeiffer(size=2), head=inlay.Head(labels=1))
+    both = shaken(hf.GPT2DoubleHeadsModel(hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, num_labels=1)))
+    inlay.add(both, "copy", inlay.Pfeiffer(size=2), head=inlay.Head())
+    assert {"head:lm_head", "head:multiple_choice_head"} <= set(both.inlays["copy"].parts)
     words = shaken(hf.BertForMaskedLM(config))
     inlay.add(words, "mlm", inlay.Pfeiffer(size=2), head=inlay.Head())
     inlay.activate(words, "mlm")
@@ -133,6 +144,10 @@ def test_heads_of_other_hosts() -> None:
 @pytest.mark.parametrize(("host", "head", "message"), [
     (lambda: shaken(hf.BertModel(hf.BertConfig(**SMALL))), inlay.Head(labels=2), "BertModel has no head"),
     (lambda: shaken(hf.BertForTokenClassification(hf.BertConfig(**SMALL))), inlay.Head(labels=2, pooling="mean"), "one per token"),
+    (lambda: shaken(hf.GPT2DoubleHeadsModel(hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, num_labels=1))), inlay.Head(labels=3), "cannot have 3 labels"),
+    (lambda: shaken(hf.BertForQuestionAnswering(hf.BertConfig(**SMALL))), inlay.Head(labels=3), "cannot have 3 labels"),
+    (lambda: shaken(hf.BertForMultipleChoice(hf.BertConfig(**SMALL))), inlay.Head(labels=3, pooling="mean"), "cannot have 3 labels"),
+    (lambda: shaken(hf.T5ForConditionalGeneration(hf.T5Config(**T5))), inlay.Head(labels=3), "cannot have 3 labels"),
 ])  # fmt: skip
 def test_heads_that_cannot_be(host, head, message: str) -> None:
     made = host()
@@ -147,6 +162,7 @@ def test_heads_that_cannot_be(host, head, message: str) -> None:
     ({"labels": (0, 1)}, "labels are names"),
     ({"labels": 2, "layers": 2}, "set pooling"),
     ({"labels": 2, "pooling": "max"}, "pooling"),
+    ({"labels": 1, "problem": "single_label_classification"}, "one label leaves nothing to choose"),
     ({"label": 2}, "Did you mean 'labels'"),
 ])  # fmt: skip
 def test_bad_heads(fields: dict, message: str) -> None:

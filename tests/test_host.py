@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers as hf
 
 import inlay
-from tests.hosts import classifier, logits, shake
+from tests.hosts import GROUPED, SMALL, batch, classifier, logits, shake
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "-x", "a/b", "../up", "a b", "a" * 65, "é", "a\n", None, 3])
@@ -100,6 +101,52 @@ def test_what_is_not_a_host_or_a_method() -> None:
         inlay.add(classifier(), "a", "pfeiffer")
 
 
+def test_one_set_of_inlays_per_host() -> None:
+    """A model and the base model inside it share their modules, and cannot both be hosts."""
+    host = classifier()
+    for first, second in ((host.bert, host), (host, host.bert)):
+        inlay.add(first, "a", inlay.Pfeiffer(size=2))
+        with pytest.raises(inlay.SetupError, match=f"this {type(second).__name__} already has inlays"):
+            inlay.add(second, "b", inlay.Pfeiffer(size=2))
+        inlay.strip(first)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in host.modules())
+
+
+def test_models_made_of_models_name_the_hosts_inside() -> None:
+    parts = [hf.BertConfig(**SMALL), hf.BertConfig(**SMALL, is_decoder=True, add_cross_attention=True)]
+    both = hf.EncoderDecoderModel(encoder=hf.BertModel(parts[0]), decoder=hf.BertLMHeadModel(parts[1]))
+    with pytest.raises(inlay.AnatomyError, match=r"two models in one.*inlay\.add\(host\.encoder, …\)"):
+        inlay.add(both, "a", inlay.Pfeiffer(size=2))
+    inlay.add(both.encoder, "a", inlay.Pfeiffer(size=2))
+    inlay.add(both.decoder, "a", inlay.Pfeiffer(size=2))
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = hf.Gemma3Config(text_config=dict(GROUPED), vision_config=vision | {"image_size": 8, "patch_size": 4})
+    seeing = hf.Gemma3ForConditionalGeneration(config)
+    with pytest.raises(inlay.AnatomyError, match=r"may be hosts themselves: .*model\.language_model"):
+        inlay.add(seeing, "a", inlay.Pfeiffer(size=2))
+    inlay.add(seeing.model.language_model, "a", inlay.Pfeiffer(size=2))
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "t5"])
+def test_a_forward_that_fails_keeps_nothing(family: str) -> None:
+    host = classifier(family)
+    inlay.add(host, "a", inlay.Parallel(size=2, sites=("attention", "ffn")), head=inlay.Head(labels=2, pooling="mean"))
+    inlay.activate(host, "a")
+    wanted = logits(host)
+    entry, sites = host.inlays.entry, host.inlays.sites.values()
+
+    def fail(*call: object) -> None:
+        raise RuntimeError("boom")
+
+    for site in sites:
+        hook = host.get_submodule(site.place.module).register_forward_hook(fail, prepend=True)
+        with pytest.raises(RuntimeError, match="boom"):
+            host(**batch())
+        assert all(slot.value is None for slot in (entry.hidden, entry.mask, *(s.residual for s in sites)))
+        hook.remove()
+    assert torch.equal(logits(host), wanted)
+
+
 def test_own_norms_act_only_while_active() -> None:
     host = classifier()
     bare = logits(host)
@@ -116,8 +163,6 @@ def test_own_norms_act_only_while_active() -> None:
 
 
 def test_albert_is_refused_with_the_reason() -> None:
-    import transformers as hf
-
     config = hf.AlbertConfig(
         hidden_size=16,
         num_hidden_layers=2,

@@ -222,6 +222,9 @@ def test_weights_are_needed() -> None:
         host = hf.CamembertModel(UNKNOWN["camembert"][0]())
     with pytest.raises(inlay.AnatomyError, match=r"(?s)on the meta device.*inlay\.register_family\('camembert'"):
         probe(host)
+    with pytest.raises(inlay.AnatomyError, match=r"give inlay\.count the loaded host instead of a config"):
+        inlay.count(host.config, inlay.Pfeiffer(size=4))
+    assert inlay.count(bare(host.config), inlay.Pfeiffer(size=4)).trainable == 2 * (2 * 16 * 4 + 4 + 16)
 
 
 def test_a_branch_of_zeros_is_not_certain() -> None:

@@ -116,6 +116,29 @@ def test_a_batch_of_another_size_is_refused(host) -> None:
     logits(host, batch(3))
 
 
+def test_rows_keep_their_index(host) -> None:
+    inlay.train(host, inlay.Rows("a", "b", "a"))
+    kept = host.inlays.sites["encoder:0:ffn"].step.kept
+    with torch.inference_mode():
+        host(**batch())
+    first = dict(kept)
+    host(**batch(), labels=torch.tensor([0, 1, 1])).loss.backward()  # what inference made is good for training too
+    assert len(kept) == 1
+    assert all(kept[device] is index for device, index in first.items())
+
+
+def test_rows_cannot_differ_in_what_they_share() -> None:
+    host = classifier("deberta-v2")
+    inlay.add(host, "biases", inlay.BitFit())
+    inlay.add(host, "lora", inlay.LoRA(rank=2, targets=("linear",)))
+    with pytest.raises(inlay.SetupError, match=r"bias\.encoder\.LayerNorm acts on what all rows share"):
+        inlay.activate(host, inlay.Rows("biases", None, "biases"))
+    assert inlay.active(host) is None
+    inlay.activate(host, inlay.Rows("lora", None, "lora"))
+    with pytest.raises(inlay.SetupError, match=r"Rows has 3 parts, but .* gave out \(1, 16, 16\)"):
+        logits(host)
+
+
 def classifier_with_a() -> torch.nn.Module:
     host = classifier()
     inlay.add(host, "a", inlay.Pfeiffer(size=2))

@@ -81,7 +81,7 @@ class Family:
 
     stacks: Mapping[str, Layers]
     not_norms: tuple[str, ...] = ()
-    """Norms that do not act on the residual stream, relative to the base model."""
+    """Norms that do not act on the residual stream but on what all rows share, relative to the base model."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +254,11 @@ def register_family(model_type: str, family: Family) -> None:
 
 def family_of(host: PreTrainedModel) -> Family:
     """The table's entry for this host, or what probing finds."""
+    if host.config.model_type.endswith("encoder-decoder"):
+        raise AnatomyError(
+            f"{type(host).__name__} is two models in one. Set inlays into each of them: "
+            f"inlay.add(host.encoder, …) and inlay.add(host.decoder, …)."
+        )
     kind = host.config.get_text_config().model_type
     if kind in _SHARED_LAYERS:
         raise AnatomyError(
@@ -283,6 +288,8 @@ class Anatomy:
     """Dotted name of the base model; empty when the host is one."""
     embeddings: str
     """Dotted name of the token embeddings."""
+    not_norms: tuple[str, ...]
+    """Dotted names of the norms that act on what all rows of a batch share."""
     head: tuple[str, ...]
     """Dotted names of all that makes logits of hidden states; the last one gives the logits."""
 
@@ -306,11 +313,16 @@ class Anatomy:
                     self.places[place.id] = place
         if not self.depth:
             tried = ", ".join(layers.path for layers in family.stacks.values())
-            raise AnatomyError(f"{type(host).__name__} has no layers at {tried} below {self.base or 'its root'!r}.")
+            inner = [n for n, m in host.named_modules() if isinstance(m, PreTrainedModel) and n not in ("", self.base)]
+            hint = f" Models inside it may be hosts themselves: {', '.join(inner)}." if inner else ""
+            raise AnatomyError(
+                f"{type(host).__name__} has no layers at {tried} below {self.base or 'its root'!r}.{hint}"
+            )
         self.head = head_modules(host, self.base)
+        self.not_norms = tuple(".".join(filter(None, (self.base, name))) for name in family.not_norms)
         for path in norm_modules(host):
             name = path.removeprefix(f"{self.base}.")  # the same id, whichever head the base model carries
-            if name not in family.not_norms and not inside(path, self.head):
+            if path not in self.not_norms and not inside(path, self.head):
                 self.places[f"norm.{name}"] = Place(f"norm.{name}", "norm", path)
         for path in biased_modules(host, self.head):
             name = path.removeprefix(f"{self.base}.")
@@ -345,7 +357,8 @@ class Anatomy:
 def in_layers(place: Place, names: Mapping[str, Any] | tuple[int | str, ...]) -> str | None:
     """The name among `names` that means this place's layer, the most exact first."""
     known = {str(name) for name in names}
-    return next((name for name in (place.id, f"{place.stack}.{place.layer}", str(place.layer)) if name in known), None)
+    mine = (place.id, place.id.removesuffix(".raw"), f"{place.stack}.{place.layer}", str(place.layer))
+    return next((name for name in mine if name in known), None)
 
 
 def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, layers: Layers) -> Iterator[Place]:

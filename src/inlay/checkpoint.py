@@ -29,6 +29,7 @@ from inlay.folders import reading, replacing
 from inlay.heads import Head
 from inlay.host import NAME, bare, free_name, inlays_of, newcomer
 from inlay.methods.base import method_from
+from inlay.methods.fusion import Fusion
 from inlay.registry import Inlay, Inlays
 
 FORMAT = 1
@@ -78,19 +79,24 @@ def load(
             from inlay import interop  # it is built on this module
 
             if (read_foreign := interop.reader_of(folder)) is not None:
-                return read_foreign(model, folder, name, pickled)
+                with torch.random.fork_rng(devices=[]):  # building it takes nothing from the run's random numbers
+                    return read_foreign(model, folder, name, pickled)
         manifest, tensors = read(folder)
     name = manifest.name if name is None else name
     free_name(model, name)
     with newcomer(model) as inlays, torch.random.fork_rng(devices=[]):
         problems = host_mismatches(manifest.host, describe_host(model, inlays.anatomy))
-        problems += member_mismatches(manifest.members, inlays, any_members)
+        here = names_here(manifest.members, inlays)
+        members = {here[member]: wanted for member, wanted in manifest.members.items()}
+        problems += member_mismatches(members, inlays, any_members)
         try:
             head = None if manifest.head is None else Head(**manifest.head)
             method = method_from(manifest.method)
             if set(getattr(method, "members", ())) != set(manifest.members):
                 problems.append("its settings and its manifest name different members")
-            inlays.check_members(tuple(member for member in manifest.members if member in inlays))
+            elif isinstance(method, Fusion):
+                method = method.renamed(here)
+            inlays.check_members(tuple(member for member in members if member in inlays))
             draft = Inlay(name, method, head, manifest.norms).fill(model, inlays.anatomy, device="meta")
             problems += tensor_mismatches(draft.tensors(), tensors)
         except InlayError as error:
@@ -133,6 +139,16 @@ def host_mismatches(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
         f"it was made for a host with {what} {saved.get(what)!r}, this one has {here[what]!r}"
         for what in ("family", "hidden_size", "layers", "heads") if saved.get(what) != here[what]
     ]  # fmt: skip
+
+
+def names_here(saved: dict[str, str], inlays: Inlays) -> dict[str, str]:
+    """Each member's name on this host, where it may have another one: it is known by its weights."""
+    found = {m: m for m, wanted in saved.items() if m in inlays and identity(inlays[m]) == wanted}
+    if len(found) < len(saved):
+        others = {identity(inlay): inlay.name for inlay in inlays if inlay.name not in found}
+        found |= {m: others.pop(wanted) for m, wanted in saved.items() if m not in found and wanted in others}
+    here = {m: found.get(m, m) for m in saved}
+    return here if len(set(here.values())) == len(saved) else {m: m for m in saved}
 
 
 def member_mismatches(saved: dict[str, str], inlays: Inlays, any_members: bool) -> list[str]:
@@ -252,9 +268,16 @@ def read_json(file: Path) -> Any:
     try:
         if file.stat().st_size > LARGEST_MANIFEST:
             raise ValueError("it is larger than a manifest can be")
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"), parse_int=_integer)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not readable JSON: {error}") from None
+
+
+def _integer(digits: str) -> int:
+    """No size or count needs more digits, and Python refuses to print or convert what has thousands."""
+    if len(digits) > 20:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
 
 
 def digest_of(manifest: dict[str, Any]) -> str:

@@ -39,9 +39,10 @@ def add_fusion(
     """
     model, inlays = bare(host), inlays_of(host)
     free_name(model, name)
-    if isinstance(members, str):
-        raise ConfigError(f"members is a list of names, got the text {members!r}")
-    members = tuple(members)
+    members = (members,) if isinstance(members, str) else tuple(members)
+    for member in members:
+        if not isinstance(member, str):
+            raise ConfigError(f"members is a list of names, got {member!r} in it")
     if not members:
         raise ConfigError("a fusion needs at least one member")
     inlays.check_members(members)
@@ -130,6 +131,8 @@ def prune(
         raise ConfigError("prune by one of keep=<members> and threshold=<mean weight>")
     if keep is not None and not 1 <= keep <= len(method.members):
         raise ConfigError(f"keep is {keep}, but {fusion!r} has {len(method.members)} members; keep at least 1 of them")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ConfigError(f"a threshold is a mean weight from 0 to 1, got {threshold}")
     if activations.members != method.members or tuple(activations.mean) != method.sites:
         raise SetupError(f"these activations are not of {fusion!r}")
 
@@ -145,21 +148,28 @@ def prune(
             site: most({m: w for m, w in activations.by_member(site).items() if m in method.at(site)})
             for site in method.sites
         }
-        members = tuple(m for m in method.members if any(m in left for left in kept.values()))
-        smaller = method.model_copy(update={"members": members, "kept": kept})
     else:
-        members = most(activations.overall())
-        smaller = method.model_copy(update={"members": members})
-        if method.kept is not None:
-            left = {site: tuple(m for m in method.at(site) if m in members) for site in method.sites}
-            left = {site: who for site, who in left.items() if who}  # where nobody is left, nothing acts
-            smaller = smaller.model_copy(update={"kept": left, "sites": tuple(left)})
-    if smaller.subset is not None:
-        smaller = smaller.model_copy(update={"subset": min(smaller.subset, len(members))})
+        best = most(activations.overall())
+        kept = {site: tuple(m for m in method.at(site) if m in best) for site in method.sites}
+    kept = {site: left for site, left in kept.items() if _acts(inlays, left, site)}
+    if not kept:
+        raise SetupError(f"nothing of {fusion!r} would be left: the most active members have no module anywhere")
+    members = tuple(m for m in method.members if any(m in left for left in kept.values()))
+    smaller = method.model_copy(update={
+        "members": members,
+        "sites": tuple(kept),
+        "kept": kept if per_layer or method.kept is not None else None,
+        "subset": None if method.subset is None else min(method.subset, len(members)),
+    })  # fmt: skip
     new = Inlay(name, smaller, old.head, old.norms)
     gone = {key_of(site) for site in set(method.sites) - set(smaller.sites)}
     new.parts = nn.ModuleDict({key: copy.deepcopy(part) for key, part in old.parts.items() if key not in gone})
     inlays.admit(model, new)
+
+
+def _acts(inlays: Inlays, members: Iterable[str], site: str) -> bool:
+    """Whether one of these members has a module at a place: where nobody has, a fusion of them adds nothing."""
+    return any(inlays.member_part(member, inlays.anatomy.places[site]) is not None for member in members)
 
 
 @dataclass(frozen=True)
@@ -179,7 +189,7 @@ def collapse(host: nn.Module, fusion: str, batches: Iterable[Mapping[str, Any]],
     old, batches = inlays[fusion], list(batches)
     method = fusion_method(old)
     seen = fusion_activations(model, fusion, batches)
-    forms = {site: _forms(inlays, method, site) for site in method.sites}
+    forms = {site: found for site in method.sites if (found := _forms(inlays, method, site))}
     kinds = {(form.reads, form.standardised, form.activation) for found in forms.values() for form in found.values()}
     if len(kinds) != 1:
         alike = "; ".join(sorted(f"{reads} through {activation}" for reads, _, activation in kinds))
@@ -187,7 +197,7 @@ def collapse(host: nn.Module, fusion: str, batches: Iterable[Mapping[str, Any]],
     reads, standardised, activation = kinds.pop()
     if reads == "input" or standardised:
         raise SetupError(f"{fusion!r} cannot be one bottleneck: its members are LoRA or have norms of their own.")
-    places = {site: inlays.anatomy.places[site] for site in method.sites}
+    places = {site: inlays.anatomy.places[site] for site in forms}
     size: dict[str, int] = {"default": 1}
     for site, found in forms.items():
         size[site] = sum(form.down.shape[0] for form in found.values())
@@ -201,7 +211,7 @@ def collapse(host: nn.Module, fusion: str, batches: Iterable[Mapping[str, Any]],
     }
     wide = Wide(**settings)
     inlay = Inlay(name, wide, old.head, old.norms).fill(model, inlays.anatomy)
-    if set(inlay.place_ids()) - {p.id for p in inlays.anatomy.of_kind("norm", "head")} != set(method.sites):
+    if set(inlay.place_ids()) - {p.id for p in inlays.anatomy.of_kind("norm", "head")} != set(forms):
         raise SetupError(f"{fusion!r} acts at different branches in different layers, which no plain method does")
     with torch.no_grad():
         for site, found in forms.items():
@@ -229,12 +239,16 @@ def _missing_layers(anatomy: Anatomy, places: Iterable[Place]) -> tuple[str, ...
 
 def _pour_mean(adapter: Any, layer: Any, forms: Mapping[str, Form], weights: Mapping[str, float]) -> None:
     """Σ_n p_n V z_n with p fixed: all downs below each other, all ups times p_n V beside each other."""
-    value = torch.eye(layer.key.in_features) if layer.value is None else layer.value.weight
-    value = value.to(adapter.up.weight)
     adapter.down.weight.copy_(torch.cat([form.down for form in forms.values()]))
     adapter.down.bias.copy_(torch.cat([form.down_bias for form in forms.values()]))
-    adapter.up.weight.copy_(value @ torch.cat([weights[m] * form.up for m, form in forms.items()]).T)
-    adapter.up.bias.copy_(value @ torch.stack([weights[m] * form.up_bias for m, form in forms.items()]).sum(0))
+    exact = torch.promote_types(adapter.up.weight.dtype, torch.float32)  # rounded once, at the end
+    up = torch.cat([weights[m] * form.up.to(exact) for m, form in forms.items()])  # (Σb, D)
+    up_bias = torch.stack([weights[m] * form.up_bias.to(exact) for m, form in forms.items()]).sum(0)
+    if layer.value is not None:
+        value = layer.value.weight.to(exact)
+        up, up_bias = up @ value.T, value @ up_bias
+    adapter.up.weight.copy_(up.T)
+    adapter.up.bias.copy_(up_bias)
 
 
 def fusion_method(inlay: Inlay) -> Fusion:

@@ -20,11 +20,16 @@ from inlay.anatomy import Anatomy
 from inlay.config import Config
 from inlay.errors import ConfigError, nearest
 
+FIXED = ("ForMultipleChoice", "ForQuestionAnswering", "ForPreTraining", "ForNextSentencePrediction")
+"""Hosts whose forward counts on the number of outputs that their head has; language models do too."""
 Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
 class Head(Config):
-    """A head that acts only while its inlay is active."""
+    """A head that acts only while its inlay is active.
+
+    As long, the host's config shows its labels, for losses and pipelines: activate None before `host.save_pretrained`.
+    """
 
     labels: int | tuple[str, ...] | None = None
     """The label names, or how many there are; None keeps the host's outputs. One output means regression."""
@@ -68,6 +73,12 @@ class Head(Config):
     def _layers_only_when_pooling(self) -> Head:
         if self.pooling is None and self.layers != 1:
             raise ValueError("layers describe a pooling head; set pooling to 'first', 'mean' or 'last'")
+        return self
+
+    @model_validator(mode="after")
+    def _classes_to_choose_from(self) -> Head:
+        if self.problem == "single_label_classification" and self.names is not None and len(self.names) == 1:
+            raise ValueError("one label leaves nothing to choose; use two labels, or problem='regression'")
         return self
 
     @property
@@ -131,6 +142,13 @@ def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str,
             f"{kind} has no head. Load the host with AutoModelForSequenceClassification or another model with a head."
         )
     ids = [place.id for place in anatomy.of_kind("head")]
+    if head.names is not None and (kind.endswith(FIXED) or host.get_output_embeddings() is not None):
+        outputs = _last_linear(host.get_submodule(anatomy.head[-1]), kind)[1].out_features
+        if len(head.names) != outputs:
+            raise ConfigError(
+                f"{kind} cannot have {len(head.names)} labels: its outputs are words, choices or positions. "
+                f"Leave labels out to copy the host's own head, or use AutoModelForSequenceClassification."
+            )
     if head.pooling is None:
         copies = [bare_copy(host.get_submodule(path)) for path in anatomy.head]
         if head.names is not None:
@@ -146,7 +164,8 @@ def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str,
         if head.names is not None
         else _last_linear(host.get_submodule(anatomy.head[-1]), kind)[1].out_features
     )
-    return {ids[-1]: PooledHead(anatomy.width, outputs, head)}
+    width = getattr(host.config, "word_embed_proj_dim", anatomy.width)  # OPT-350m makes its last hidden states narrower
+    return {ids[-1]: PooledHead(width, outputs, head)}
 
 
 def _last_linear(module: nn.Module, kind: str) -> tuple[str, nn.Linear]:

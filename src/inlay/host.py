@@ -125,6 +125,8 @@ def leave_out(host: nn.Module, name: str, layers: Sequence[int | str]) -> None:
     inlay = inlays[name]
     if not hasattr(inlay.method, "leave_out"):
         raise SetupError(f"{name!r} ({inlay.method.kind}) has no layers that could be left out.")
+    if inlays.folded is not None and inlays.folded.name == name:
+        raise SetupError(f"{name!r} is folded into the host's weights. inlay.unfold(host) first.")
     inlays.anatomy.check_layers(tuple(layers))
     gone = [i for i in inlay.place_ids() if in_layers(inlays.anatomy.places[i], tuple(layers)) is not None]
     if not any(place.changes for i in inlay.place_ids() if i not in gone and (place := inlays.anatomy.places[i])):

@@ -21,7 +21,7 @@ from inlay.methods.fusion import Fusion
 from inlay.methods.lora import LoRA, LowRankChange, part_rows
 from inlay.methods.mixture import Mixture, Routing, alternatives, merge_module
 from inlay.registry import Folded, Inlay, id_of
-from inlay.setup import names_in
+from inlay.setup import Rows, names_in, walk
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits, labels) to a scalar."""
@@ -50,8 +50,11 @@ def mixture_loss(
     labels = batch.get("labels")
     if labels is None:
         raise ConfigError("mixture_loss needs `labels` in the batch")
-    mixing = [inlay for name in names_in(active(model)) if _mixes(inlay := inlays_of(model)[name])]
+    setup = active(model)
+    mixing = [inlay for name in names_in(setup) if _mixes(inlay := inlays_of(model)[name])]
     passes = 2 if mixing and weight and model.training else 1  # in evaluation both would be the merged weights
+    if passes == 2 and any(isinstance(part, Rows) for part in walk(setup)):
+        raise SetupError("mixture_loss doubles the batch, which Rows cannot follow. Train the mixtures one by one.")
     rows = labels.shape[0]
     inputs = {k: _repeated(v, rows, passes) for k, v in batch.items() if k != "labels" or _needs_labels(model, labels)}
     for inlay in mixing:
@@ -110,7 +113,7 @@ def problem_of(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> str:
 
 def task_loss(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> Tensor:
     """The loss that the host itself would compute."""
-    problem = problem_of(model, logits, labels)
+    logits, problem = exact(logits), problem_of(model, logits, labels)
     if problem == "regression":
         return F.mse_loss(logits.reshape(-1), labels.reshape(-1).to(logits.dtype))
     if problem == "multi_label_classification":
@@ -122,7 +125,7 @@ def task_loss(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> Tensor:
 
 def distance(a: Tensor, b: Tensor, labels: Tensor, detach: bool = True, problem: str | None = None) -> Tensor:
     """½[KL(a‖b) + KL(b‖a)] of logits, the mean over texts or real tokens; squared difference for regression."""
-    a, b = a.float(), b.float()
+    a, b = exact(a), exact(b)
     if problem == "regression" or a.shape[-1] == 1:
         return (a - b).square().mean()
     if problem == "multi_label_classification":  # each label is a choice of its own: yes or no
@@ -133,6 +136,11 @@ def distance(a: Tensor, b: Tensor, labels: Tensor, detach: bool = True, problem:
         return each.mean()
     real = (labels != -100).to(each.dtype)
     return (each * real).sum() / real.sum().clamp(min=1)
+
+
+def exact(logits: Tensor) -> Tensor:
+    """In single precision at least: a sum over many classes needs it."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def divergence(a: Tensor, b: Tensor, detach: bool) -> Tensor:
@@ -189,6 +197,8 @@ def average(host: nn.Module, names: Sequence[str], *, name: str, weights: Sequen
     """A new inlay whose weights are the mean of others' that were trained apart (a model soup)."""
     model, inlays = bare(host), inlays_of(host)
     free_name(model, name)
+    if isinstance(names, str):
+        raise ConfigError(f"names is a list of names, got the text {names!r}")
     chosen = [inlays[n] for n in names]
     shares = _shares(chosen, weights)
     first = chosen[0]
@@ -228,12 +238,14 @@ def fold(host: nn.Module, name: str) -> None:
     inlay = inlays[name]
     if inlays.folded is not None:
         raise SetupError(f"{inlays.folded.name!r} is folded already. inlay.unfold(host) first.")
+    if isinstance(inlay.method, Mixture):
+        raise SetupError(f"{name!r} is a mixture. Merge it first: inlay.merge(host, {name!r}).")
     if not isinstance(inlay.method, LoRA):
         raise SetupError(f"{name!r} is a {inlay.method.kind} inlay; only LoRA can be folded into the host's weights.")
     changes = {inlays.anatomy.places[id_of(key)]: part for key, part in inlay.parts.items()}
     for place, part in changes.items():
         if isinstance(part, LowRankChange):
-            _check_untied(model, place)
+            _check_foldable(model, place)
     inlays.activate(model, name)
     kept: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -248,8 +260,10 @@ def fold(host: nn.Module, name: str) -> None:
     inlays.activate(model, name)
 
 
-def _check_untied(model: nn.Module, place: Place) -> None:
-    weight = model.get_submodule(place.module).weight
+def _check_foldable(model: nn.Module, place: Place) -> None:
+    weight: Any = model.get_submodule(place.module).weight
+    if not weight.is_floating_point() or weight.dtype.itemsize < 2:
+        raise SetupError(f"{place.id} cannot be folded: its weight is quantised ({weight.dtype}).")
     owners = [name for name, m in model.named_modules() if any(p is weight for p in m._parameters.values())]
     if len(owners) > 1:
         raise SetupError(f"{place.id} cannot be folded: its weight is tied, {' and '.join(owners)} share it.")

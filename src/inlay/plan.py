@@ -8,7 +8,7 @@ registered once, in its inlay, however many setups use it; `deepcopy` of a host 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from inlay.anatomy import Place
+from inlay.errors import SetupError
 from inlay.methods.base import Form, Reads
 from inlay.methods.fusion import Choose, Folded, FusionLayer, Pack, cheapest, pack
 
@@ -266,19 +267,39 @@ class Split:
     steps: tuple[Step, ...]
     index: tuple[tuple[int, ...], ...]
     """For each step the parts of the batch that are its own."""
+    kept: dict[torch.device, list[Tensor]] = field(default_factory=dict, compare=False, repr=False)
+    """The index as tensors."""
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
-        parts = sum(map(len, self.index))
+        *index, back = self._made(h.device) if torch.compiler.is_compiling() else self._kept(h.device)
+        parts = len(back)
+        if h.shape[0] % parts:
+            raise SetupError(
+                f"Rows has {parts} parts, but a module that an inlay changes gave out {tuple(h.shape)}. Either the "
+                f"batch is another, or this is what all rows share, as DeBERTa's relative positions: inlays that "
+                f"change it cannot act in Rows."
+            )
         results = []
-        for step, mine in zip(self.steps, self.index, strict=True):
-            at = torch.tensor(mine, device=h.device)
+        for step, at in zip(self.steps, index, strict=True):
 
             def take(x: Tensor, at: Tensor = at) -> Tensor:  # one part may be several rows: beams, choices
                 return x.unflatten(0, (parts, -1))[at].flatten(0, 1)
 
-            results.append(step(take(h), seen.rows(take)).unflatten(0, (len(mine), -1)))
-        order = torch.tensor([i for mine in self.index for i in mine], device=h.device)
-        return torch.cat(_same_width(results))[order.argsort()].flatten(0, 1)
+            results.append(step(take(h), seen.rows(take)).unflatten(0, (len(at), -1)))
+        return torch.cat(_same_width(results))[back].flatten(0, 1)
+
+    def _made(self, device: torch.device) -> list[Tensor]:
+        """The parts of each step, and the way back to the batch's order."""
+        order = [part for mine in self.index for part in mine]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return [torch.tensor(at, device=device) for at in (*self.index, back)]
+
+    def _kept(self, device: torch.device) -> list[Tensor]:
+        """The same, made once: a GPU waits for every list that is sent to it."""
+        if device not in self.kept:
+            with torch.inference_mode(False):
+                self.kept[device] = self._made(device)
+        return self.kept[device]
 
 
 def _same_width(results: list[Tensor]) -> list[Tensor]:

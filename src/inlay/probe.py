@@ -120,7 +120,10 @@ def _run(
     changes: what to make of the outputs of modules. last: 1 for another last token.
     """
     if any(p.is_meta for p in host.parameters()):
-        raise Unsure("its weights are on the meta device, so that it cannot be run. Load the weights first")
+        raise Unsure(
+            "its weights are on the meta device, so that it cannot be run. Load them first; "
+            "and to count parameters, give inlay.count the loaded host instead of a config"
+        )
     calls: list[Call] = []
     inside: list[Call] = []
     clock = itertools.count()

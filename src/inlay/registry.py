@@ -25,7 +25,7 @@ from inlay.methods.base import Method, Reads
 from inlay.methods.fusion import Fusion
 from inlay.methods.mixture import Mixture, alternatives
 from inlay.setup import Average, Fuse, Rows, Setup, Stack, check_setup, names_in, walk
-from inlay.sites import Entry, HeadSite, Site
+from inlay.sites import Entry, HeadSite, Site, is_hooked
 
 ATTRIBUTE = "inlays"
 Around = Callable[[Setup], Setup]
@@ -107,17 +107,10 @@ class Inlay(nn.Module):
             found |= {f"{id_of(key)}.{k}": v for k, v in part.state_dict().items()}
         return found
 
-    def draws(self) -> bool:
-        """Whether chance has a part in the next pass: in training, or when a mixture is evaluated at random."""
-        return self.training or any(choice.routing == "random" for choice in alternatives(self))
-
     def draw(self) -> None:
-        """Once per step: whatever this inlay leaves to chance, from torch's own generator, which checkpoints keep."""
-        choices = alternatives(self)
-        if choices:
-            drawn = torch.randint(len(choices[0].maps), (len(choices), self.passes)).tolist()
-            for choice, indices in zip(choices, drawn, strict=True):
-                choice.drawn = tuple(indices)
+        """Once per step of training: what is left to chance for all layers together, from torch's own generator."""
+        for choice in alternatives(self):
+            choice.passes = self.passes  # until the next step, for gradient checkpointing may recompute this one
         depth = self.method.drawn_depth()
         self.left_out = int(torch.randint(0, depth + 1, ())) if depth else 0
         if isinstance(self.method, Fusion) and self.method.subset is not None:
@@ -163,11 +156,16 @@ class Inlays(nn.Module):
 
     def __init__(self, host: PreTrainedModel) -> None:
         super().__init__()
+        if is_hooked(host):
+            raise SetupError(
+                f"this {type(host).__name__} already has inlays, but on a model inside it or around it, as host and "
+                f"host.base_model are. Go on with that one, or inlay.strip it first."
+            )
         self.anatomy = Anatomy(host)
         self.original = Original(host)
         self.all = nn.ModuleDict()
         self.sites = nn.ModuleDict()
-        self.entry = Entry(host, self.anatomy)
+        self.entry = Entry(host, self.anatomy, self.sites)
         self.active: Setup = None
         self.labelled = False
         """Whether the host shows the labels of an own head."""
@@ -229,11 +227,15 @@ class Inlays(nn.Module):
                 self._check_fuse(part)
         heads = self.heads(setup)
         steps = {key: self._step(host, setup, site.place) for key, site in self.sites.items()}  # type: ignore[arg-type]
+        rows = next((len(s.parts) * s.each for s in walk(setup) if isinstance(s, Rows)), None)
+        for key, step in steps.items():
+            if rows and step is not None and self.sites[key].place.module in self.anatomy.not_norms:  # type: ignore[union-attr]
+                raise SetupError(f"{setup}: {id_of(key)} acts on what all rows share, so they cannot differ there.")
         for key, step in steps.items():
             self.sites[key].step = step  # type: ignore[assignment]
         self.active = setup
         self.entry.expect(
-            rows=next((len(s.parts) * s.each for s in walk(setup) if isinstance(s, Rows)), None),
+            rows=rows,
             pools=any(head.pooling for head in heads),
             drawn=[self[name] for name in names_in(setup)],
         )

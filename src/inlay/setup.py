@@ -88,6 +88,7 @@ class Fuse:
     pinned: tuple[tuple[str, float], ...]
 
     def __init__(self, name: str, *, off: Sequence[str] = (), pin: Mapping[str, float] | None = None) -> None:
+        off = (off,) if isinstance(off, str) else off
         pinned = dict.fromkeys(off, 0.0) | {member: float(weight) for member, weight in (pin or {}).items()}
         if len(pinned) < len(off) + len(pin or {}):
             raise SetupError(f"Fuse({name!r}): a member is either off or pinned, once.")

@@ -23,7 +23,8 @@ from inlay.plan import Seen, Step
 class Slot(threading.local):
     """Holds one tensor between two hooks, for each thread its own."""
 
-    value: Tensor | None = None
+    def __init__(self) -> None:
+        self.value: Tensor | None = None  # there from the start: torch.compile guards on what an object has
 
     def put(self, value: Tensor | None) -> None:
         self.value = value
@@ -50,6 +51,12 @@ class Hooked(nn.Module):
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
+
+
+def is_hooked(host: nn.Module) -> bool:
+    """Whether some module of the host carries a hook of Inlay's."""
+    hooks = (hook for m in host.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+    return any(isinstance(getattr(hook, "__self__", None), Hooked) for hook in hooks)
 
 
 class Site(Hooked):
@@ -95,8 +102,9 @@ class HeadSite(Site):
 class Entry(Hooked):
     """Hooks on the whole host and its base model: what has to be known before the first layer and after the last."""
 
-    def __init__(self, host: PreTrainedModel, anatomy: Anatomy) -> None:
+    def __init__(self, host: PreTrainedModel, anatomy: Anatomy, sites: nn.ModuleDict) -> None:
         super().__init__()
+        self.sites = (sites,)  # in a tuple: they are not the entry's own
         self.hidden, self.mask = Slot(), Slot()
         self.inputs = list(inspect.signature(host.forward).parameters)
         self.rows: int | None = None
@@ -105,7 +113,7 @@ class Entry(Hooked):
         self.handles += [
             host.register_forward_pre_hook(self.enter, with_kwargs=True),
             host.get_submodule(anatomy.base).register_forward_pre_hook(self.begin),
-            host.get_submodule(anatomy.base).register_forward_hook(self.between),
+            host.get_submodule(anatomy.base).register_forward_hook(self.between, always_call=True),
             host.register_forward_hook(self.leave, always_call=True),
         ]
 
@@ -121,11 +129,15 @@ class Entry(Hooked):
 
     def begin(self, base: nn.Module, args: tuple[Any, ...]) -> None:
         for inlay in self.drawn:
-            if inlay.draws():
+            if inlay.training:
                 inlay.draw()
 
     def between(self, base: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self.pools:
+        if output is None:  # the host failed on the way: nobody takes what was caught
+            for site in self.sites[0].values():
+                assert isinstance(site, Site)
+                site.residual.put(None)
+        elif self.pools:
             self.hidden.put(output[0])  # the last hidden states (B, T, D)
 
     def leave(self, host: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import inlay
 from inlay.methods.phm import cheapest, contract, dense
-from tests.hosts import FAMILIES, batch, classifier, logits, shake
+from tests.hosts import FAMILIES, SMALL, batch, classifier, logits, shake, shaken
 
 COMPACT = [inlay.PHM(size=4), inlay.PHM(size=4, rank=2, share_rule=True), inlay.Compacter(size=4), inlay.CompacterPlusPlus(size=8),
            inlay.Compacter(size=4, share_rule=False, rank=2), inlay.LowRank(size=4)]  # fmt: skip
@@ -88,16 +88,18 @@ def test_a_compacterplusplus_inlay_for_t5_base_is_small_on_disk(tmp_path: Path) 
 
 @settings(max_examples=60, deadline=None)
 @given(n=st.sampled_from([1, 2, 3, 4, 8, 12]), rank=st.integers(1, 3), wide=st.integers(1, 6), narrow=st.integers(1, 3),
-       swap=st.booleans(), order=st.sampled_from(["narrow out", "narrow in", "dense", None]))  # fmt: skip
+       swap=st.booleans(), order=st.sampled_from(["narrow out", "narrow in", "dense", None]), seed=st.integers(0, 2**31))  # fmt: skip
 def test_fast_equals_torch_kron_forward_and_gradients(
-    n: int, rank: int, wide: int, narrow: int, swap: bool, order
+    n: int, rank: int, wide: int, narrow: int, swap: bool, order, seed: int
 ) -> None:
     k, d = (n * narrow, n * wide) if swap else (n * wide, n * narrow)
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
-        x, rule, left, right, bias = given_tensors = factors(n, rank, k, d, dtype)
+        x, rule, left, right, bias = given_tensors = factors(n, rank, k, d, dtype, seed)
         fast = contract(x, rule, left, right, bias, order)
         slow = x @ kron(rule, left, right) + bias
-        weight = torch.randn(slow.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+        weight = torch.randn(slow.shape, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64).to(
+            dtype
+        )
         scale = max(1.0, slow.abs().max().item())
         torch.testing.assert_close(fast, slow, atol=tolerance * scale, rtol=0)
         ours = torch.autograd.grad((fast * weight).sum(), given_tensors)
@@ -215,6 +217,14 @@ def test_the_gradient_of_a_shared_rule_is_the_sum_over_its_uses() -> None:
     assert torch.autograd.gradcheck(loss, (rule,), eps=1e-6, atol=1e-7)
 
 
+def test_one_site_may_have_another_size_or_none() -> None:
+    host = classifier()
+    inlay.add(host, "a", inlay.Compacter(size={"encoder.0.attention": 8, "default": 4}), norms=False)
+    inlay.add(host, "b", inlay.Compacter(size=4, leave_out=("encoder.0.attention", 1)), norms=False)
+    assert [part.down.d for part in host.inlays["a"].parts.values()] == [8, 4, 4, 4]
+    assert host.inlays["b"].place_ids() == ["encoder.0.ffn.raw"]
+
+
 def test_a_rule_that_does_not_learn() -> None:
     host = classifier()
     inlay.add(host, "a", inlay.Compacter(size=4, learn_rule=False))
@@ -286,6 +296,18 @@ def test_bitfit_equals_training_the_hosts_biases() -> None:
     for key, value in host.inlays["a"].tensors().items():
         twin.get_parameter(f"bert.{key.removeprefix('bias.')}").data.add_(value)
     torch.testing.assert_close(logits(twin), wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_bitfit_on_a_convolution() -> None:
+    host = shaken(hf.DebertaV2ForSequenceClassification(hf.DebertaV2Config(**SMALL, conv_kernel_size=3)))
+    inlay.add(host, "a", inlay.BitFit())
+    shake(host, "a")
+    bias = host.inlays["a"].tensors()["bias.encoder.conv.conv.bias"]
+    inlay.activate(host, "a")
+    wanted = logits(host)
+    host.deberta.encoder.conv.conv.bias.data.add_(bias)
+    bias.zero_()
+    torch.testing.assert_close(logits(host), wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_bitfit_on_t5_adds_to_linears_and_norms() -> None:

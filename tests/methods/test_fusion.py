@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.image import imread
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -118,6 +119,21 @@ def test_bfloat16_within_its_precision() -> None:
 ])  # fmt: skip
 def test_the_cheapest_order(tokens: int, rows: int, ways: tuple[str, str]) -> None:
     assert cheapest(tokens, rows, 768) == ways
+
+
+def test_scores_to_weights() -> None:
+    scores = torch.randn(2, 5, 4)
+    torch.manual_seed(2)
+    found = Choose(temperature=2.0, dropout=0.5)(scores)
+    torch.manual_seed(2)
+    torch.testing.assert_close(found, F.dropout(scores / 2, 0.5).softmax(-1))
+    found = Choose(pinned={1: 0.25, 3: 0.0})(scores)
+    free = scores[..., [0, 2]].exp()
+    shares = 0.75 * free / free.sum(-1, keepdim=True)
+    fixed = torch.full((2, 5), 0.25)
+    torch.testing.assert_close(found, torch.stack([shares[..., 0], fixed, shares[..., 1], 0 * fixed], -1))
+    found = Choose(pinned={0: 0.5, 1: 0.5, 2: 0.0, 3: 0.0})(scores)
+    assert torch.equal(found, torch.tensor([0.5, 0.5, 0.0, 0.0]).expand(2, 5, 4))
 
 
 def fused_host(family: str = "bert", methods: list[inlay.Method] | None = None, **settings) -> nn.Module:
@@ -375,6 +391,47 @@ def test_pruning_a_pruned_fusion_and_collapsing_unequal_branches() -> None:
     logits(host)
 
 
+def test_pruning_takes_away_the_places_where_nobody_is_left() -> None:
+    host = fused_host(methods=[inlay.Houlsby(size=4), *[inlay.Houlsby(size=3, sites=("ffn",))] * 2])
+    seen = inlay.fusion_activations(host, "f", [batch()])
+    seen.mean = {site: torch.tensor([0.1, 0.5, 0.4]) for site in seen.mean}
+    for per_layer in (False, True):  # of m1 and m2 none has a module after attention
+        name = f"small-{per_layer}"
+        inlay.prune(host, "f", seen, name=name, keep=2, per_layer=per_layer)
+        assert host.inlays[name].method.sites == ("encoder.0.ffn", "encoder.1.ffn")
+        inlay.activate(host, name)
+        found = logits(host)
+        inlay.activate(host, inlay.Fuse("f", off="m0"))
+        torch.testing.assert_close(found, logits(host))
+    inlay.collapse(host, "small-False", [batch()], name="plain")
+    for name in ("m1", "m2"):
+        inlay.leave_out(host, name, [0])
+    inlay.collapse(host, "small-False", [batch()], name="one-layer-less")
+    inlay.add_fusion(host, "g", ["m0", "m1"], leave_out=(1,))
+    only = inlay.fusion_activations(host, "g", [batch()])
+    only.mean = {site: torch.tensor([0.2, 0.8]) for site in only.mean}
+    with pytest.raises(inlay.SetupError, match="nothing of 'g' would be left"):
+        inlay.prune(host, "g", only, name="bad", keep=1)
+    for options, message in [
+        ({}, "one of keep"),
+        ({"keep": 1, "threshold": 0.1}, "one of keep"),
+        ({"keep": 0}, "at least 1"),
+        ({"threshold": float("nan")}, "from 0 to 1"),
+    ]:
+        with pytest.raises(inlay.ConfigError, match=message):
+            inlay.prune(host, "f", seen, name="bad", **options)
+    assert "bad" not in host.inlays
+
+
+def test_dropout_and_drops_of_members_do_not_act_inside_a_fusion() -> None:
+    host = fused_host(methods=[inlay.Pfeiffer(size=4, dropout=0.5, drop_first=2), inlay.Pfeiffer(size=3, dropout=0.5)])
+    inlay.activate(host, "f")
+    wanted = logits(host)
+    for name in ("f", "m0", "m1"):
+        host.inlays[name].train()
+    assert torch.equal(logits(host), wanted)
+
+
 def test_train_eval_train_leaves_no_trace() -> None:
     losses = []
     for evaluate in (False, True):
@@ -435,8 +492,8 @@ def test_gradient_checkpointing(family: str) -> None:
 def test_compile() -> None:
     torch._dynamo.reset()
     host = fused_host()
-    compiled = torch.compile(host, backend="eager")
-    for setup in ("f", "m0", inlay.Stack("m0", "f"), None, inlay.Fuse("f", off=["m1"])):
+    compiled = torch.compile(host, backend="eager", fullgraph=True)
+    for setup in ("f", "m0", inlay.Stack("m0", "f"), None, inlay.Fuse("f", off="m1"), inlay.Fuse("f", pin={"m1": 1})):
         inlay.activate(compiled, setup)
         torch.testing.assert_close(logits(compiled), logits(host), atol=1e-5, rtol=1e-4)
     torch._dynamo.reset()
@@ -491,6 +548,40 @@ def test_other_members_are_refused_unless_told(tmp_path: Path) -> None:
     inlay.load(other, tmp_path / "f", any_members=True)
 
 
+def test_members_under_other_names(tmp_path: Path) -> None:
+    host = fused_host()
+    seen = inlay.fusion_activations(host, "f", [batch()])
+    inlay.prune(host, "f", seen, name="g", keep=2, per_layer=True)
+    names = ("m0", "m1", "m2")
+    for name in (*names, "f", "g"):
+        inlay.save(host, name, tmp_path / name)
+    wanted = {}
+    for name in "fg":
+        inlay.activate(host, name)
+        wanted[name] = logits(host)
+    for new in ({"m0": "a", "m1": "b", "m2": "c"}, {"m0": "m1", "m1": "m2", "m2": "m0"}):
+        other = classifier()
+        for old, name in new.items():
+            inlay.load(other, tmp_path / old, name=name)
+        for name in "fg":
+            inlay.load(other, tmp_path / name)
+            assert set(other.inlays[name].method.members) == {new[m] for m in host.inlays[name].method.members}
+            inlay.activate(other, name)
+            assert torch.equal(logits(other), wanted[name])
+        for name in (*new.values(), "f"):  # and on, under the new names
+            inlay.save(other, name, tmp_path / "again" / name)
+        again = classifier()
+        for name in (*new.values(), "f"):
+            inlay.load(again, tmp_path / "again" / name)
+        inlay.activate(again, "f")
+        assert torch.equal(logits(again), wanted["f"])
+    lacking = classifier()
+    inlay.load(lacking, tmp_path / "m0", name="m1")  # it is m0 all the same, so m1 is missing
+    inlay.load(lacking, tmp_path / "m2")
+    with pytest.raises(inlay.CheckpointError, match=r"'m0' is not on this host(.|\n)*'m1' is not the one"):
+        inlay.load(lacking, tmp_path / "f")
+
+
 def test_subset_in_training_all_at_evaluation() -> None:
     host = fused_host(methods=[inlay.Pfeiffer(size=2)] * 5, subset=2)
     inlay.train(host, "f")
@@ -543,6 +634,13 @@ def test_activations_count_real_tokens_only() -> None:
         torch.testing.assert_close(whole.mean[site], total / count, atol=1e-6, rtol=1e-5)
         assert whole.tokens_seen[site] == count
         assert whole.mean[site].sum() == pytest.approx(1)
+
+
+def test_activations_where_the_host_flattens_rows_and_tokens() -> None:
+    host = fused_host("opt")
+    found = inlay.fusion_activations(host, "f", [{"output_attentions": False, **batch()}], per_token=True)
+    assert {tuple(weights.shape) for weights in found.by_token[0].values()} == {(3, 7, 3)}
+    assert set(found.tokens_seen.values()) == {18}
 
 
 def test_activations_per_label_and_over_batches() -> None:
@@ -618,10 +716,34 @@ def test_collapse_is_exactly_the_fusion_at_its_mean_weights(family: str, value: 
     assert torch.equal(logits(other), logits(host))
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_collapse_by_hand(value: bool) -> None:
+    """Each module of the plain inlay is Σ p_n V z_n, with the means p_n of the paper's attention over real tokens."""
+    host = fused_host(methods=[inlay.Pfeiffer(size=4), inlay.Pfeiffer(size=3)], value=value).double()
+    seen = inlay.fusion_activations(host, "f", [batch()], per_token=True).by_token[0]
+    report = inlay.collapse(host, "f", [batch()], name="plain")
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    for site, weights in seen.items():
+        p = weights[batch()["attention_mask"].bool()].mean(0)
+        torch.testing.assert_close(torch.tensor(list(report.weights[site].values())).double(), p, atol=1e-6, rtol=0)
+        place = host.inlays.anatomy.places[site]
+        mixed = sum(report.weights[site][f"m{n}"] * host.inlays[f"m{n}"].part(place)(x) for n in range(2))
+        layer = host.inlays["f"].part(place)
+        wanted = mixed if layer.value is None else mixed @ layer.value.weight.T
+        torch.testing.assert_close(host.inlays["plain"].part(place)(x), wanted, atol=1e-12, rtol=1e-10)
+
+
 def test_collapse_of_unlike_members_is_refused() -> None:
     host = fused_host(methods=[inlay.Houlsby(size=2), inlay.Pfeiffer(size=2)])
     with pytest.raises(inlay.SetupError, match="read and act differently"):
         inlay.collapse(host, "f", [batch()], name="plain")
+    for method in (inlay.LoRA(rank=2), inlay.Bapna(size=2)):
+        host = fused_host(methods=[method, method])
+        inlay.activate(host, "f")
+        with pytest.raises(inlay.SetupError, match="LoRA or have norms of their own"):
+            inlay.collapse(host, "f", [batch()], name="plain")
+        assert inlay.active(host) == "f"
+        assert "plain" not in host.inlays
 
 
 def test_forcing_and_masking() -> None:
@@ -663,6 +785,7 @@ def test_bad_fusions() -> None:
         (["f", "m0"], "'f' is itself a fusion"),
         (["m0", "attention"], "no place in common: m0 at ffn; attention at attention"),
         (["biases"], "has no bottleneck"),
+        (["m0", 1], "list of names, got 1"),
     ]:
         with pytest.raises(inlay.InlayError, match=message):
             inlay.add_fusion(host, "g", members)
@@ -700,6 +823,10 @@ def test_plots(tmp_path: Path) -> None:
     ):
         assert png.read_bytes().startswith(b"\x89PNG")
         assert svg.read_text().count("<use ") > 20 * 12  # a number in every cell
+    small = inlay.FusionActivations("a-name-that-is-wider-than-the-table", ("a",), {"encoder.0.ffn": torch.ones(1)}, {})
+    png, _ = inlay.plot_fusion(small, tmp_path / "small")
+    edges = imread(png)[..., :3]
+    assert all(bool((edge == 1).all()) for edge in (edges[:, 0], edges[:, -1], edges[0], edges[-1]))  # nothing cut off
 
 
 def test_forms_are_the_modules_themselves() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,78 @@ def test_fold_and_unfold(family: str, targets: tuple[str, ...]) -> None:
     after = host.state_dict()
     assert all(torch.equal(after[k], v) for k, v in before.items())
     assert torch.equal(logits(host), wanted)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
+def test_unfold_is_exact_in_bfloat16(family: str) -> None:
+    host = classifier(family).bfloat16()
+    before = {k: v.clone() for k, v in host.state_dict().items()}
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=ROLES))
+    shake(host, "a")
+    inlay.fold(host, "a")
+    assert any(not torch.equal(host.state_dict()[k], v) for k, v in before.items())
+    inlay.unfold(host)
+    assert all(torch.equal(host.state_dict()[k], v) for k, v in before.items())
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
+def test_compiled_before_its_first_call(family: str) -> None:
+    torch._dynamo.reset()
+    host = classifier(family)
+    inlay.add(host, "a", inlay.LoRA(rank=2))
+    shake(host, "a")
+    compiled = torch.compile(host, backend="eager")
+    inlay.activate(host, "a")
+    wanted = logits(compiled)
+    inlay.fold(compiled, "a")
+    torch.testing.assert_close(logits(compiled), wanted, atol=1e-5, rtol=1e-4)
+    inlay.unfold(compiled)
+    assert torch.equal(logits(compiled), wanted)
+    torch._dynamo.reset()
+
+
+def test_while_folded(tmp_path: Path) -> None:
+    host = classifier("gpt2")
+    for seed, name in enumerate("ab"):
+        inlay.add(host, name, inlay.LoRA(rank=2))
+        shake(host, name, seed)
+    inlay.add_fusion(host, "f", ["a", "b"])
+    inlay.activate(host, "a")
+    wanted, before = logits(host), host.transformer.h[0].attn.c_attn.weight.clone()
+    inlay.fold(host, "a")
+    for act in (
+        lambda: inlay.activate(host, None), lambda: inlay.activate(host, "f"), lambda: inlay.fold(host, "b"),
+        lambda: inlay.fold(host, "a"), lambda: inlay.train(host, "a"), lambda: inlay.strip(host),
+        lambda: inlay.leave_out(host, "a", [0]), lambda: inlay.fusion_activations(host, "f", [batch()]),
+    ):  # fmt: skip
+        with pytest.raises(inlay.SetupError, match=r"inlay\.unfold\(host\) first"):
+            act()
+    with pytest.raises(inlay.SetupError, match="'a' is active"):
+        inlay.remove(host, "a")
+    inlay.save(host, "a", tmp_path / "a")
+    other = classifier("gpt2")
+    inlay.load(other, tmp_path / "a")
+    inlay.activate(other, "a")
+    assert torch.equal(logits(other), wanted)
+    twin = copy.deepcopy(host)
+    inlay.unfold(twin)
+    assert torch.equal(twin.transformer.h[0].attn.c_attn.weight, before)
+    torch.testing.assert_close(logits(host), wanted, atol=1e-5, rtol=1e-4)
+    inlay.unfold(host)
+    assert torch.equal(logits(host), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_quantised_weight_is_not_folded(dtype: torch.dtype) -> None:
+    host = classifier()
+    inlay.add(host, "a", inlay.LoRA(rank=2))
+    shake(host, "a")
+    query = host.bert.encoder.layer[1].attention.self.query
+    query.weight = torch.nn.Parameter(query.weight.to(dtype), requires_grad=False)
+    before = {k: v.clone() for k, v in host.state_dict().items()}
+    with pytest.raises(inlay.SetupError, match=r"encoder\.1\.q cannot be folded: its weight is quantised"):
+        inlay.fold(host, "a")
+    assert all(torch.equal(host.state_dict()[k].float(), v.float()) for k, v in before.items())
 
 
 @pytest.mark.parametrize(("family", "module", "parts"), [
@@ -170,6 +243,9 @@ def test_bad_input() -> None:
     inlay.add(host, "l", inlay.LoRA(rank=2))
     with pytest.raises(inlay.SetupError, match="only LoRA can be folded"):
         inlay.fold(host, "p")
+    inlay.add(host, "mix", inlay.Mixture(inlay.LoRA(rank=2)))
+    with pytest.raises(inlay.SetupError, match="'mix' is a mixture. Merge it first"):
+        inlay.fold(host, "mix")
     with pytest.raises(inlay.SetupError, match="nothing is folded"):
         inlay.unfold(host)
     inlay.fold(host, "l")

@@ -92,14 +92,19 @@ def test_counts(config, size: int, trained: int, merged: int) -> None:
     assert inlay.count(config, base).trainable == merged
 
 
-def test_modules_start_different_from_each_other() -> None:
-    for method in METHODS:
-        host = classifier()
-        inlay.add(host, "mix", inlay.Mixture(method, share=None))
-        for part in host.inlays["mix"].parts.values():
-            if hasattr(part, "down"):
-                first = [next(m.parameters()) for m in part.down.maps]
-                assert all(not torch.equal(a, b) for a, b in itertools.combinations(first, 2))
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("method", [*METHODS, inlay.Pfeiffer(size=4, init="identity")], ids=lambda m: m.kind)
+def test_modules_start_different_from_each_other(method: inlay.Method, share) -> None:
+    host = classifier()
+    inlay.add(host, "mix", inlay.Mixture(method, share=share), norms=False)
+    for part in host.inlays["mix"].parts.values():
+        choice = part.up if share == "down" else part.down
+        first = [next(m.parameters()) for m in choice.maps]
+        assert all(not torch.equal(a, b) for a, b in itertools.combinations(first, 2))
+    if method.kind == "lora":  # B is zero, or its mean is
+        bare = logits(host)
+        inlay.activate(host, "mix")
+        torch.testing.assert_close(logits(host), bare, atol=1e-6 if share == "down" else 0, rtol=0)
 
 
 def test_one_module_is_the_base_method_without_the_kl() -> None:
@@ -119,22 +124,85 @@ def test_one_module_is_the_base_method_without_the_kl() -> None:
 
 
 def test_draws_are_even_and_independent() -> None:
+    """Between layers, between down and up of one module, and between the halves of a doubled batch."""
     host = mixed_host(modules=4, share=None)
     inlay.train(host, "mix")
-    owner, choices = host.inlays["mix"], alternatives(host.inlays["mix"])
-    draws = torch.empty(10_000, len(choices), dtype=torch.long)
-    for i in range(10_000):
-        owner.draw()
-        draws[i] = torch.tensor([choice.drawn[0] for choice in choices])
+    choices = alternatives(host.inlays["mix"])
     n, p = 10_000, 1 / 4
+    for choice in choices:
+        choice.passes = 2
+    draws = torch.tensor([[index for choice in choices for index in choice.draw()] for _ in range(n)])
+    assert draws.shape == (n, 2 * 8)  # attention and FFN of two layers, each with a down and an up
     sigma = (p * (1 - p) / n) ** 0.5
     for column in draws.T:
         frequency = torch.bincount(column, minlength=4) / n
         assert ((frequency - p).abs() < 5 * sigma).all()
     pair_sigma = (1 / 16 * 15 / 16 / n) ** 0.5
-    for a, b in itertools.combinations(range(len(choices)), 2):
-        joint = torch.bincount(draws[:, a] * 4 + draws[:, b], minlength=16) / n
+    for a, b in itertools.combinations(draws.T, 2):
+        joint = torch.bincount(a * 4 + b, minlength=16) / n
         assert ((joint - 1 / 16).abs() < 5 * pair_sigma).all()
+
+
+Draws = dict[Alternatives, tuple[int, ...]]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Draws]:
+    """Every pass's draws as they happen; each choice draws once in a pass."""
+    passes: list[Draws] = []
+    draw = Alternatives.draw
+
+    def noting(self: Alternatives) -> tuple[int, ...]:
+        if not passes or self in passes[-1]:
+            passes.append({})
+        passes[-1][self] = draw(self)
+        return passes[-1][self]
+
+    monkeypatch.setattr(Alternatives, "draw", noting)
+    return passes
+
+
+def plain_logits(host: torch.nn.Module, draws: Draws, half: int = 0) -> torch.Tensor:
+    """What a plain inlay gives that is made of the drawn modules alone."""
+    family = host.config.model_type
+    plain = classifier(family)
+    inlay.add(plain, "plain", host.inlays["mix"].method.method)
+    for key, part in host.inlays["mix"].parts.items():
+        for projection in ("down", "up"):
+            mine = getattr(part, projection)
+            chosen = mine.maps[draws[mine][half]] if isinstance(mine, Alternatives) else mine
+            getattr(plain.inlays["plain"].parts[key], projection).load_state_dict(chosen.state_dict())
+    inlay.activate(plain, "plain")
+    return logits(plain)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("method", [inlay.Houlsby(size=4), inlay.LoRA(rank=2)], ids=lambda m: m.kind)
+def test_a_pass_is_the_plain_inlay_of_the_drawn_modules(method: inlay.Method, share, drawn: list[Draws]) -> None:
+    host = mixed_host(method, share=share)
+    inlay.train(host, "mix")
+    without_dropout(host)
+    found = logits(host)
+    (draws,) = drawn
+    assert list(draws) == alternatives(host.inlays["mix"])
+    torch.testing.assert_close(found, plain_logits(host, draws))
+    doubled = inlay.mixture_loss(host, batch() | {"labels": torch.tensor([0, 1, 1])})
+    draws = drawn[1]
+    assert any(a != b for a, b in draws.values())
+    a, b = (plain_logits(host, draws, half) for half in (0, 1))
+    torch.testing.assert_close(doubled.logits, a)
+    kl = lambda p, q: F.kl_div(q.log_softmax(-1), p.log_softmax(-1), reduction="batchmean", log_target=True)
+    torch.testing.assert_close(doubled.consistency, (kl(a, b) + kl(b, a)) / 2, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_an_ensemble_is_the_mean_of_the_logits_of_its_draws(share, drawn: list[Draws]) -> None:
+    host = mixed_host(share=share).train()
+    found = inlay.ensemble(host, "mix", batch(), passes=4)
+    assert host.training
+    assert len(drawn) == 4
+    assert len({tuple(draws.values()) for draws in drawn}) > 1
+    torch.testing.assert_close(found, sum(plain_logits(host, draws) for draws in drawn) / 4)
 
 
 def test_the_same_seed_gives_the_same_run_and_a_resumed_one_goes_on() -> None:
@@ -168,24 +236,23 @@ def test_the_same_seed_gives_the_same_run_and_a_resumed_one_goes_on() -> None:
 
 @pytest.mark.parametrize("family", ["bert", "t5", "gpt2", "opt"])
 @pytest.mark.parametrize("share", SHARES)
-def test_the_doubled_batch_equals_two_passes(family: str, share, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doubled_batch_equals_two_passes(
+    family: str, share, drawn: list[Draws], monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = mixed_host(family=family, share=share).double()
     inlay.train(host, "mix")
     without_dropout(host)
     labels = torch.tensor([0, 1, 1])
-    owner, choices = host.inlays["mix"], alternatives(host.inlays["mix"])
-    torch.manual_seed(1)
+    owner = host.inlays["mix"]
     both = inlay.mixture_loss(host, batch() | {"labels": labels}, detach=False)
     both.loss.backward()
     doubled = {n: p.grad.clone() for n, p in owner.named_parameters() if p.grad is not None}
-    draws = [choice.drawn for choice in choices]
-    assert all(len(drawn) == 2 for drawn in draws)
+    (draws,) = drawn
+    assert all(len(indices) == 2 for indices in draws.values())
     owner.zero_grad()
     results = []
     for half in range(2):
-        for choice, drawn in zip(choices, draws, strict=True):
-            choice.drawn = (drawn[half],)
-        monkeypatch.setattr(type(owner), "draw", lambda self: None)
+        monkeypatch.setattr(Alternatives, "draw", lambda choice, half=half: draws[choice][half : half + 1])
         results.append(host(**batch()).logits)
     a, b = (r.log_softmax(-1) for r in results)
     kl = lambda p, q: (p.exp() * (p - q)).sum(-1).mean()
@@ -197,16 +264,29 @@ def test_the_doubled_batch_equals_two_passes(family: str, share, monkeypatch: py
             torch.testing.assert_close(doubled[name], parameter.grad, atol=1e-6, rtol=0)
 
 
-def test_gradient_checkpointing_recomputes_with_the_same_draw() -> None:
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("consistent", [True, False])
+def test_gradient_checkpointing_recomputes_with_the_same_draws(family: str, reentrant: bool, consistent: bool) -> None:
+    """Also when a second pass came before the first one's backward."""
+    labels = torch.tensor([0, 1, 1])
     gradients = []
     for checkpointing in (False, True):
-        host = mixed_host(share=None)
+        host = mixed_host(family=family, share=None)
         inlay.train(host, "mix")
         without_dropout(host)
         if checkpointing:
-            host.gradient_checkpointing_enable()
+            host.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            host.enable_input_require_grads()
         torch.manual_seed(4)
-        inlay.mixture_loss(host, batch() | {"labels": torch.tensor([0, 1, 1])}).loss.backward()
+        losses = []
+        for seed in range(2):
+            given = batch(seed=seed) | {"labels": labels}
+            losses.append(inlay.mixture_loss(host, given).loss if consistent else host(**given).loss)
+        host.eval()
+        logits(host)
+        host.train()
+        sum(losses).backward()
         gradients.append({n: p.grad for n, p in host.inlays["mix"].named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
@@ -302,6 +382,76 @@ def test_the_hosts_own_loss_for_every_problem() -> None:
         assert found.consistency.abs() < 1e-6
 
 
+@pytest.mark.parametrize("make", [
+    lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**CAUSAL)), lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)),
+], ids=["llama", "t5"])  # fmt: skip
+def test_in_bfloat16_the_loss_is_computed_in_single_precision(make) -> None:
+    host = shaken(make()).bfloat16()
+    inlay.add(host, "mix", inlay.Mixture(inlay.Houlsby(size=4)))
+    inlay.train(host, "mix")
+    without_dropout(host)
+    given = batch() | {"labels": batch()["input_ids"].masked_fill(batch()["attention_mask"] == 0, -100)}
+    found = inlay.mixture_loss(host, given)
+    real = (
+        (given["labels"][:, 1:], found.logits[:, :-1])
+        if not host.config.is_encoder_decoder
+        else (given["labels"], found.logits)
+    )
+    wanted = F.cross_entropy(real[1].float().flatten(0, 1), real[0].flatten())
+    assert found.loss.dtype == torch.float32
+    assert torch.equal(found.task, wanted)
+
+
+def test_around_the_host_and_with_an_own_loss() -> None:
+    class Wrapper(torch.nn.Module):  # as DistributedDataParallel is
+        def __init__(self, module: torch.nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, **inputs):
+            return self.module(**inputs)
+
+    host = mixed_host()
+    inlay.train(host, "mix")
+    given = batch() | {"labels": torch.tensor([0, 1, 1]), "position_ids": torch.arange(7)[None]}
+    smooth = lambda scores, labels: F.cross_entropy(scores, labels, label_smoothing=0.1)
+    found = inlay.mixture_loss(Wrapper(host), given, smooth, weight=3.0)
+    torch.testing.assert_close(found.task, smooth(found.logits, given["labels"]))
+    torch.testing.assert_close(found.loss, found.task + 3 * found.consistency)
+    assert found.consistency > 0
+    with torch.autocast("cpu", torch.bfloat16):
+        found = inlay.mixture_loss(host, given)
+    found.loss.backward()
+    assert found.loss.isfinite()
+    host.eval()
+    merged = inlay.mixture_loss(host, given)
+    assert merged.consistency == 0
+    assert torch.equal(merged.logits, logits(host))
+
+
+def test_what_rows_share_has_no_halves() -> None:
+    host = classifier("deberta-v2", share_att_key=True)  # k also projects the relative positions
+    given = batch() | {"labels": torch.tensor([0, 1, 1])}
+    for targets in (("v",), ("k", "v")):
+        inlay.add(host, targets[0], inlay.Mixture(inlay.LoRA(rank=2, targets=targets)))
+        inlay.train(host, targets[0])
+        inlay.mixture_loss(host, given, weight=0)
+        if "k" not in targets:
+            inlay.mixture_loss(host, given)
+            continue
+        with pytest.raises(inlay.SetupError, match="no 2 equal parts"):
+            inlay.mixture_loss(host, given)
+
+
+def test_rows_are_refused_for_the_doubled_batch() -> None:
+    host = mixed_host()
+    inlay.add(host, "plain", inlay.Pfeiffer(size=2))
+    for rows in (inlay.Rows("mix", "plain", "mix"), inlay.Rows("mix", "plain", "mix", each=2)):
+        inlay.train(host, rows)
+        with pytest.raises(inlay.SetupError, match="which Rows cannot follow"):
+            inlay.mixture_loss(host, batch() | {"labels": torch.tensor([0, 1, 1])})
+
+
 def test_the_distance_of_several_labels_and_of_regression() -> None:
     a, b = torch.randn(4, 3), torch.randn(4, 3)
     torch.testing.assert_close(distance(a, b, a, problem="regression"), (a - b).square().mean())
@@ -322,7 +472,6 @@ def test_one_rule_for_all_alternatives() -> None:
 
 def test_routing_for_the_ablations() -> None:
     host = mixed_host(share=None)
-    assert torch.isfinite(inlay.ensemble(host, "mix", batch(), passes=2)).all()
     inlay.activate(host, "mix")
     merged = logits(host)
     with inlay.routing(host, "mix", "first"):
@@ -332,11 +481,7 @@ def test_routing_for_the_ablations() -> None:
         assert len({tuple(logits(host).flatten().tolist()) for _ in range(8)}) > 1
     assert torch.equal(logits(host), merged)
     assert not torch.allclose(first, merged, atol=1e-3)
-    torch.manual_seed(0)
-    together = inlay.ensemble(host, "mix", batch(), passes=3).detach()
-    torch.manual_seed(0)
-    with inlay.routing(host, "mix", "random"):
-        torch.testing.assert_close(together, torch.stack([logits(host) for _ in range(3)]).mean(0))
+    torch.testing.assert_close(first, plain_logits(host, dict.fromkeys(alternatives(host.inlays["mix"]), (0,))))
     with pytest.raises(inlay.ConfigError, match="got 'best'"), inlay.routing(host, "mix", "best"):
         pass
     with pytest.raises(inlay.ConfigError, match="at least one pass"):
@@ -388,6 +533,8 @@ def test_average_of_plain_inlays() -> None:
             inlay.average(host, names, name="bad")
     with pytest.raises(inlay.ConfigError, match="needs 2 weights"):
         inlay.average(host, ["a", "b"], name="bad", weights=[1])
+    with pytest.raises(inlay.ConfigError, match="list of names"):
+        inlay.average(host, "abc", name="bad")
     assert "bad" not in host.inlays
 
 
@@ -398,7 +545,7 @@ def test_bad_input() -> None:
         inlay.merge(host, "plain")
     with pytest.raises(inlay.SetupError, match="'mix' is a mixture. Merge it first"):
         inlay.add_fusion(host, "f", ["mix"])
-    for method in (inlay.BitFit(), inlay.Mixture(inlay.Pfeiffer()), "pfeiffer"):
+    for method in (inlay.BitFit(), inlay.METHODS["head"](), inlay.Mixture(inlay.Pfeiffer()), "pfeiffer"):
         with pytest.raises(inlay.ConfigError, match="two projections"):
             inlay.Mixture(method)
     inlay.activate(host, "mix")

@@ -101,7 +101,7 @@ def _recorded(model: nn.Module, method: Fusion, batch: Mapping[str, Any]) -> dic
 
 
 def _rows(batch: Mapping[str, Any]) -> int:
-    return next(iter(batch.values())).shape[0]
+    return next(value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.dim())
 
 
 def real_tokens(model: PreTrainedModel, batch: Mapping[str, Any], weights: Tensor, site: str) -> Tensor:

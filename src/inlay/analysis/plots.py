@@ -33,7 +33,6 @@ def plot_fusion(
 
 def heat_map(values: Tensor, rows: list[str], columns: list[str], title: str, path: Path) -> tuple[Path, Path]:
     """A table of colours with the numbers in it."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     figure = Figure(
@@ -62,13 +61,13 @@ def heat_map(values: Tensor, rows: list[str], columns: list[str], title: str, pa
     figure.colorbar(shown, ax=axes, shrink=0.8)
     png, svg = path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(png, dpi=150)
-    FigureCanvasSVG(figure).print_svg(svg)
+    for file in (png, svg):
+        figure.savefig(file, dpi=150, bbox_inches="tight")  # tight: a title may be wider than a small table
     return png, svg
 
 
 def _short(place: str) -> str:
     """'encoder.3.ffn' as 'enc 3', with the branch where it is not the FFN."""
-    stack, layer, *kind = place.split(".")
+    stack, layer, *kind = place.removesuffix(".raw").split(".")
     name = f"{stack[:3]} {layer}"
     return name if kind[:1] == ["ffn"] else f"{name} {' '.join(kind)}"

@@ -21,19 +21,20 @@ from inlay.methods.base import Method, Reads, register
 class Bias(nn.Module):
     """δ, the same for every token; it starts at zero."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, after: int = 0) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(width))
+        self.shape = (width, *(1,) * after)
 
     @classmethod
     def at(cls, module: nn.Module) -> Bias:
         """As wide as what a module gives out."""
         bias = getattr(module, "bias", None)
         like: Any = bias if isinstance(bias, Tensor) else module.weight
-        return cls(like.shape[0])
+        return cls(like.shape[0], len(getattr(module, "kernel_size", ())))  # a convolution's channels do not come last
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.bias
+        return self.bias.view(self.shape)
 
 
 @register("bitfit")

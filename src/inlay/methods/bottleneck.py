@@ -1,6 +1,6 @@
 """Bottleneck adapters: down to b, an activation, up again.
 
-    x ──[norm]── down ── act ── up ── ·scale ── δ          A(x) = scale · U act(D x + d) + u
+    x ──[norm]── down ── act ── up ── ·scale ── δ          δ = s·A(x), A(x) = U act(D x + d) + u
         (Bapna)  D→b            b→D
 
 One module, five placements (h = branch output, r = residual, LN = the host's norm; post-LN hosts | pre-LN hosts):
@@ -33,7 +33,7 @@ Layer = int | str
 
 
 class Adapter(nn.Module):
-    """A(x) = scale · up(act(down(x))), with a norm of its own first if it has one."""
+    """δ = scale · up(act(down(x))), with a norm of its own first if it has one."""
 
     def __init__(
         self, down: nn.Module, up: nn.Module, activation: str, scale: float | nn.Parameter = 1.0, dropout: float = 0.0,

@@ -198,12 +198,11 @@ class Choose:
             scores = F.dropout(scores, self.dropout)
         if not self.pinned:
             return scores.softmax(-1)
-        fixed = scores.new_zeros(scores.shape[-1])
-        is_fixed = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-        for column, weight in self.pinned.items():
-            fixed[column], is_fixed[column] = weight, True
-        if bool(is_fixed.all()):
+        columns = range(scores.shape[-1])
+        fixed = torch.tensor([self.pinned.get(n, 0.0) for n in columns], dtype=scores.dtype, device=scores.device)
+        if len(self.pinned) == len(columns):
             return fixed.expand_as(scores)
+        is_fixed = torch.tensor([n in self.pinned for n in columns], device=scores.device)
         free = scores.masked_fill(is_fixed, float("-inf")).softmax(-1)
         return free * (1 - fixed.sum()) + fixed
 
@@ -251,6 +250,12 @@ class Fusion(Method):
     def at(self, place: str) -> tuple[str, ...]:
         """The members at a place."""
         return self.members if self.kept is None else self.kept.get(place, ())
+
+    def renamed(self, names: Mapping[str, str]) -> Fusion:
+        """The same with other names for its members."""
+        renamed = lambda members: tuple(names[m] for m in members)
+        kept = None if self.kept is None else {site: renamed(members) for site, members in self.kept.items()}
+        return self.model_copy(update={"members": renamed(self.members), "kept": kept})
 
     def reads_at(self, place: Place) -> Reads:
         return "input" if place.projection is not None else self.query

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from inlay.anatomy import Anatomy, Place
+from inlay.errors import SetupError
 from inlay.methods.base import Method, Reads, method_from, register
 from inlay.methods.phm import KroneckerLinear
 
@@ -28,8 +29,8 @@ class Alternatives(nn.Module):
     def __init__(self, maps: list[nn.Module]) -> None:
         super().__init__()
         self.maps = nn.ModuleList(maps)
-        self.drawn: tuple[int, ...] = (0,)
-        """One index for the whole batch, or one for each of its equal parts."""
+        self.passes = 1
+        """In training: into how many equal parts the batch falls, each with a draw of its own."""
         self.routing: Routing = "merged"
         """In evaluation: the mean of the maps, a random one, or the first."""
 
@@ -40,9 +41,24 @@ class Alternatives(nn.Module):
                 if self.routing == "first"
                 else torch.func.functional_call(self.maps[0], self.mean(), (x,))
             )
-        if len(self.drawn) == 1:
-            return self.maps[self.drawn[0]](x)
-        return torch.cat([self.maps[m](part) for m, part in zip(self.drawn, x.chunk(len(self.drawn)), strict=True)])
+        drawn = self.draw()
+        if len(drawn) == 1:
+            return self.maps[drawn[0]](x)
+        if x.shape[0] % len(drawn):
+            raise SetupError(
+                f"a mixture got {tuple(x.shape)}, which has no {len(drawn)} equal parts: the rows of the batch share "
+                f"it, as DeBERTa's relative positions. Leave this projection out, or use mixture_loss(…, weight=0)."
+            )
+        return torch.cat([self.maps[m](part) for m, part in zip(drawn, x.chunk(len(drawn)), strict=True)])
+
+    def draw(self) -> tuple[int, ...]:
+        """Which map acts, for each part of the batch.
+
+        Drawn where it is used and from torch's own generator: what gradient checkpointing restores before it
+        recomputes a layer, and what training checkpoints keep.
+        """
+        parts = self.passes if self.training else 1
+        return tuple(torch.randint(len(self.maps), (parts,), device="cpu").tolist())
 
     def mean(self) -> dict[str, Tensor]:
         """The parameters averaged over the maps; what they share, such as a rule of the first's own, has no mean."""
@@ -75,7 +91,7 @@ class Mixture(Method):
     @classmethod
     def _a_method(cls, method: Any) -> Method:
         method = method_from(method) if isinstance(method, dict) else method
-        if not isinstance(method, Method) or method.kind in ("mixture", "fusion", "bitfit"):
+        if not isinstance(method, Method) or method.kind in ("mixture", "fusion", "bitfit", "head"):
             raise ValueError("a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA()")
         return method
 
@@ -102,8 +118,20 @@ class Mixture(Method):
                 for other in maps[1:]:
                     if isinstance(other, KroneckerLinear):
                         other.borrow(maps[0])
+                if self.share == "down":
+                    set_apart(maps)
                 setattr(made[0], projection, Alternatives(maps))
         return made[0]
+
+
+def set_apart(maps: list[nn.Module], std: float = 1e-3) -> None:
+    """Let maps that may all start at zero differ a little, and leave their mean where it is."""
+    weights = [m.weight for m in maps if isinstance(m, nn.Linear)]
+    if weights:
+        noise = torch.stack([torch.randn_like(weight) for weight in weights]) * std
+        with torch.no_grad():
+            for weight, own in zip(weights, noise - noise.mean(0), strict=True):
+                weight.add_(own)
 
 
 def alternatives(module: nn.Module) -> list[Alternatives]:
