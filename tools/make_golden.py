@@ -99,6 +99,10 @@ LAST_VALUE = {
     "gpt2": "h.1.attn.c_attn",
     "llama": "layers.1.self_attn.v_proj",
 }
+PATTERNS = {
+    "bert": r".*\.attention\.(self\.(query|value)|output\.dense)",
+    "t5": r"(encoder|decoder)\.block\.\d+\.layer\.0\..*\.(q|v)$",
+}
 
 
 # --- hosts, inputs and random weights ---------------------------------------------------------------------------------
@@ -347,6 +351,13 @@ def peft_cases(host: str) -> dict[str, dict[str, Any]]:
         cases["bias_all"] = {**common, "bias": "all"}
     if host != "t5":
         cases["head"] = {**common, "task_type": "SEQ_CLS"}  # saves the host's head too: `classifier` or `score`
+    if host in PATTERNS:
+        cases["regex"] = {**common, "target_modules": PATTERNS[host], "exclude_modules": r".*\.1\..*(query|q)"}
+    if host == "bert":
+        cases["layers"] = {**common, "layers_to_transform": [1], "exclude_modules": ["self.value"]}
+        # The pooler stays the host's own, with a LoRA or a trained bias, below a classifier that is saved.
+        cases["head_all_linear"] = {**common, "target_modules": "all-linear", "task_type": "SEQ_CLS"}
+        cases["head_bias_all"] = {**common, "bias": "all", "task_type": "SEQ_CLS"}
     return cases
 
 
@@ -359,7 +370,9 @@ def make_peft_case(host: str, case: str, options: dict[str, Any]) -> None:
     model = get_peft_model(load_host(host), LoraConfig(**options))
     randomise([(n, p) for n, p in model.named_parameters() if p.requires_grad], folder)
     config = model.peft_config["default"]
-    config.target_modules = sorted(config.target_modules)  # a set, which would be written in another order each time
+    for name in ("target_modules", "exclude_modules"):
+        if isinstance(names := getattr(config, name), set):  # would be written in another order each time
+            setattr(config, name, sorted(names))
     model.save_pretrained(folder)
     Path(folder, "README.md").unlink()  # an empty model card
 

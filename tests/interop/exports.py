@@ -39,8 +39,9 @@ class Case:
 
 
 HUB = ("bert", "roberta", "t5", "gpt2")
-MORE = ("electra", "xlm-roberta", "distilbert", "bart", "llama", "mistral")
+MORE = ("electra", "xlm-roberta", "distilbert", "bart", "llama", "mistral", "mt5")
 PEFT = (*HUB, "llama")
+PEFT_MORE = ("mt5", "t5-gated", "opt", "gpt_neox", "phi", "gemma2", "gemma3", "modernbert")
 COPY = Head(labels=("yes", "no", "unclear"))
 
 
@@ -62,7 +63,7 @@ CASES: dict[str, Case] = {
     "compacter++": Case(lambda: inlay.CompacterPlusPlus(size=8, reads="normed", before_dropout=False), "adapterhub", HUB),
     "phm": Case(lambda: inlay.PHM(size=8, before_dropout=False, learn_rule=False), "adapterhub", ("bert", "gpt2")),
     "lora": Case(lambda: inlay.LoRA(rank=3, alpha=6), "adapterhub", ("bert", "roberta", "gpt2", "distilbert", "llama")),
-    "lora_cross": Case(lambda: inlay.LoRA(rank=3, targets=("q", "v", "cross_q", "cross_v")), "adapterhub", ("t5", "bart")),
+    "lora_cross": Case(lambda: inlay.LoRA(rank=3, targets=("q", "v", "cross_q", "cross_v")), "adapterhub", ("t5", "bart", "mt5")),
     "lora_down": Case(lambda: inlay.LoRA(rank=3, targets=("v", "ffn_out")), "adapterhub", ("llama", "mistral")),
     "lora_ffn": Case(lambda: inlay.LoRA(rank=3, targets=("q", "k", "ffn_in", "ffn_out"), leave_out=(1,)), "adapterhub", ("bert", "gpt2")),
     "head_copy": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("roberta", "gpt2"), head=COPY),
@@ -73,9 +74,10 @@ CASES: dict[str, Case] = {
     "fusion_static": Case(lambda: inlay.Houlsby(size=4), "adapterhub", HUB, members=2, fusion={"value": False, "query": "output"}),
     "fusion_left_out": Case(lambda: inlay.Pfeiffer(size=4, leave_out=(0,)), "adapterhub", ("bert",), members=2),
     "adamix": Case(lambda: inlay.Mixture(inlay.Pfeiffer(size=4)), "adapterhub", ("bert",), merged=True),
-    "peft_qv": Case(lambda: inlay.LoRA(rank=3, alpha=6), "peft", PEFT),
-    "peft_all": Case(lambda: inlay.LoRA(rank=3, targets=("q", "k", "v", "o", "ffn_in", "ffn_out", "linear")), "peft", ("bert", "gpt2", "llama")),
-    "peft_qkv": Case(lambda: inlay.LoRA(rank=3, alpha=6, targets=("qkv", "o")), "peft", ("gpt2",)),
+    "peft_qv": Case(lambda: inlay.LoRA(rank=3, alpha=6), "peft", PEFT + PEFT_MORE),
+    "peft_all": Case(lambda: inlay.LoRA(rank=3, targets=("q", "k", "v", "o", "ffn_in", "ffn_out", "linear")), "peft", ("bert", "roberta", "gpt2", "llama", *PEFT_MORE[2:])),
+    "peft_cross": Case(lambda: inlay.LoRA(rank=3, targets=("q", "k", "v", "o", "ffn_in", "ffn_out", "cross_q", "cross_k", "cross_v", "cross_o")), "peft", ("t5", "t5-gated", "mt5")),
+    "peft_qkv": Case(lambda: inlay.LoRA(rank=3, alpha=6, targets=("qkv", "o")), "peft", ("gpt2", "gpt_neox", "modernbert")),
     "peft_rslora": Case(lambda: inlay.LoRA(rank=3, alpha=6, rank_stabilised=True), "peft", PEFT),
     "peft_left_out": Case(lambda: inlay.LoRA(rank=3, leave_out=(1,), dropout=0.1), "peft", PEFT),
     "peft_ranks": Case(lambda: inlay.LoRA(rank=3, ranks={"encoder.1.q": 2}, alphas={"encoder.0.v": 5.0}), "peft", ("bert",)),
@@ -91,6 +93,9 @@ ALL = [(name, family) for name, case in CASES.items() for family in case.familie
 def host_and_inputs(family: str) -> tuple[Host, dict[str, Tensor]]:
     if family in (*HUB, "llama"):
         return host_of(family), inputs_of(family)
+    if family == "mt5":
+        config = hf.MT5Config(**hosts.T5)
+        return hosts.shaken(hf.MT5ForConditionalGeneration(config)), inputs_of("t5")
     return hosts.classifier(family, num_labels=3), hosts.batch()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -16,8 +17,9 @@ TOOL = Path(__file__).parents[2] / "tools" / "check_export.py"
 
 
 def same_tensors(name: str, family: str) -> bool:
-    """In peft the parts of GPT-2's fused module become one LoRA of it, and a bias is a value and not a difference."""
-    return "bias" not in name and not (family == "gpt2" and name.startswith("peft") and name != "peft_qkv")
+    """In peft the parts of a fused module become one LoRA of it, and a bias is a value and not a difference."""
+    fused = family in ("gpt2", "gpt_neox", "modernbert") and name.startswith("peft") and name != "peft_qkv"
+    return "bias" not in name and not fused
 
 
 @pytest.mark.parametrize(("name", "family"), ALL)
@@ -41,6 +43,17 @@ def test_round_trip(name: str, family: str, tmp_path: Path) -> None:
         before, after = host.inlays[checkpoint].tensors(), other.inlays[checkpoint].tensors()
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_merged_mixture_needs_no_patterns(tmp_path: Path) -> None:
+    """On GPT-2 q and v become one LoRA of twice the rank; servers that know one rank and one alpha can serve it."""
+    host, _ = host_and_inputs("gpt2")
+    exported, _ = set_in(host, CASES["peft_adamix"])
+    folder = inlay.export(host, exported, tmp_path / "x", "peft")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (8, 64, ["c_attn"])
+    assert not config["rank_pattern"]
+    assert not config["alpha_pattern"]
 
 
 @pytest.mark.parametrize("library", ["adapters", "peft"])

@@ -8,6 +8,7 @@ import pickle
 import random
 import shutil
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import inlay
+from inlay.registry import Inlay
 from tests.interop.golden import GOLDEN, host_of, logits_of, untouched
 
 MUTANTS = 200
@@ -66,7 +68,34 @@ def test_a_pickle_of_something_else(tmp_path: Path) -> None:
         torch.save(content, folder / "pytorch_adapter.bin")
         refused(folder, "tensors by name", pickled=True)
     torch.save({"a": torch.zeros(2, 2).to_sparse()}, folder / "pytorch_adapter.bin")
-    refused(folder, "not plain finite floating-point", pickled=True)
+    refused(folder, "not plain floating-point", pickled=True)
+
+
+def test_a_pickle_that_grows_when_it_is_opened(tmp_path: Path) -> None:
+    folder = copied("bert/seq_bn_bin", tmp_path)
+    file = folder / "pytorch_adapter.bin"
+    with zipfile.ZipFile(file) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content + bytes(100_000) if name.endswith("data/0") else content)
+    refused(folder, "it is compressed", pickled=True)
+    torch.save({"a": torch.zeros(1).expand(1 << 20, 1 << 20)}, file)
+    refused(folder, "not plain floating-point", pickled=True)
+
+
+def test_a_config_gets_no_more_memory_than_its_file_has_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied("bert/seq_bn", tmp_path)
+    change(folder / "adapter_config.json", "reduction_factor", 24 / 100_000)
+    tensors = load_file(folder / "adapter.safetensors")
+    save_file(tensors | {"much": torch.zeros(100_000)}, folder / "adapter.safetensors")
+    devices = []
+    fill = Inlay.fill
+    monkeypatch.setattr(Inlay, "fill", lambda self, *args: devices.append(args[2]) or fill(self, *args))
+    refused(folder, r"expected \(99999|expected \(100000")
+    assert devices == ["meta"]
 
 
 @pytest.mark.parametrize("size", [1 << 62, 200 << 20, 5])
@@ -93,6 +122,55 @@ def test_large_and_deep_json(tmp_path: Path) -> None:
     refused(folder, "should hold a JSON object")
 
 
+def change(file: Path, option: str, value: Any) -> None:
+    content = json.loads(file.read_text())
+    content["config"][option] = value
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(("case", "option", "value", "match"), [
+    ("bert/compacter", "phm_dim", 10**4000, "a number of 4001 digits"),
+    ("bert/seq_bn", "reduction_factor", 5e-324, "greater than or equal to"),
+    ("bert/seq_bn", "scaling", float("inf"), "scaling"),
+    ("bert/seq_bn", "self", 1, "no setting 'self'"),
+    ("bert/seq_bn", "\ud800", 1, "unicode"),
+])  # fmt: skip
+def test_odd_options(case: str, option: str, value: Any, match: str, tmp_path: Path) -> None:
+    folder = copied(case, tmp_path)
+    change(folder / "adapter_config.json", option, value)
+    refused(folder, match)
+
+
+def test_options_without_end(tmp_path: Path) -> None:
+    folder = copied("bert/seq_bn", tmp_path)
+    content = json.loads((folder / "adapter_config.json").read_text())
+    content["config"] |= {f"option{i}": i for i in range(20_000)}
+    (folder / "adapter_config.json").write_text(json.dumps(content))
+    refused(folder, "and 19,900 more")
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "zeros", "nothing"])
+def test_files_that_are_none(file: str, kind: str, tmp_path: Path) -> None:
+    folder = copied("bert/seq_bn", tmp_path)
+    there = folder / file
+    there.unlink()
+    if kind == "pipe":
+        os.mkfifo(there)
+    elif kind == "folder":
+        there.mkdir()
+    elif kind != "nothing":
+        there.symlink_to({"loop": there.name, "zeros": "/dev/zero"}[kind])
+    refused(folder, "has no")
+
+
+def test_what_a_terminal_would_follow_is_escaped(tmp_path: Path) -> None:
+    folder = copied("bert/seq_bn", tmp_path)
+    tensors = load_file(folder / "adapter.safetensors")
+    save_file(tensors | {"\x1b[2J\u202e": torch.zeros(1)}, folder / "adapter.safetensors")
+    refused(folder, r"tensor '\\x1b\[2J\\u202e' is not expected")
+
+
 def test_deep_setups(tmp_path: Path) -> None:
     folder = copied("bert/setup", tmp_path)
     block: Any = {"type": "single", "children": ["first"]}
@@ -100,6 +178,9 @@ def test_deep_setups(tmp_path: Path) -> None:
         block = {"type": "Stack", "children": [block]}
     (folder / "adapter_setup.json").write_text(json.dumps({"adapter_setup": block, "head_setup": None}))
     refused(folder, "not readable")
+    block = {"type": "Stack", "children": [{"type": "single", "children": ["first"]}] * 1000}
+    (folder / "adapter_setup.json").write_text(json.dumps({"adapter_setup": block, "head_setup": None}))
+    refused(folder, "longer than a setup")
 
 
 @pytest.mark.parametrize("name", ["../../evil", "a/b", "", "a" * 100, "a b", "\x00"])
@@ -128,9 +209,13 @@ def test_numbers_that_are_none(tmp_path: Path) -> None:
     folder = copied("bert/seq_bn", tmp_path)
     tensors = load_file(folder / "adapter.safetensors")
     first = sorted(tensors)[0]
-    for odd in (torch.full_like(tensors[first], float("nan")), tensors[first].to(torch.int32)):
+    for odd, match in (
+        (torch.full_like(tensors[first], float("nan")), f"{first} has numbers that are not finite"),
+        (tensors[first].to(torch.int32), "not plain floating-point"),
+        (tensors[first].to(torch.float8_e5m2), "not plain floating-point"),
+    ):
         save_file(tensors | {first: odd}, folder / "adapter.safetensors")
-        refused(folder, "not plain finite floating-point")
+        refused(folder, match)
 
 
 def mutate(file: Path, chance: random.Random) -> None:

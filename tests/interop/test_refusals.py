@@ -62,12 +62,12 @@ def refused(folder: Path, match: str, family: str = "bert", **options: Any) -> s
     ("seq_bn", "stochastic_depth", 0.1, "stochastic depth"),
     ("seq_bn", "non_linearity", "os.system", "unknown activation"),
     ("seq_bn", "non_linearity", None, "non_linearity"),
-    ("seq_bn", "reduction_factor", 0, "greater than 0"),
+    ("seq_bn", "reduction_factor", 0, "greater than or equal to 0.000001"),
     ("seq_bn", "reduction_factor", float("nan"), "reduction_factor"),
     ("seq_bn", "reduction_factor", {"first": 2, "default": 3}, "by layer number"),
     ("seq_bn", "reduction_factor", {"7": 2, "default": 3}, "no layer 7"),
     ("seq_bn", "reduction_factor", {"1": 2}, "neither every layer nor a 'default'"),
-    ("seq_bn", "reduction_factor", 1e-12, "the file has"),
+    ("seq_bn", "reduction_factor", 1e-4, "the file has"),
     ("seq_bn", "leave_out", [5], "no layer 5"),
     ("seq_bn", "architecture", "prefix_tuning", "have no counterpart"),
     ("seq_bn", "architecture", "os.system", "have no counterpart"),
@@ -98,16 +98,38 @@ def refused(folder: Path, match: str, family: str = "bert", **options: Any) -> s
     ("peft_qv", "bias", "lora_only", "base_layer.bias is missing"),
     ("peft_qv", "target_modules", ["query"], "not among the target_modules"),
     ("peft_qv", "target_modules", ["query", "value", "key"], "its tensors are missing"),
+    ("peft_qv", "target_modules", ".*query", "value has a LoRA, but is not among"),
+    ("peft_qv", "target_modules", ".*(query|value|key)", "key is among the target_modules, but its tensors are missing"),
+    ("peft_qv", "target_modules", "all-linear", "output.dense is among the target_modules, but its tensors are missing"),
+    ("peft_qv", "target_modules", "(.|.)" * 40 + "[^a-z]", "takes too long"),
+    ("peft_qv", "exclude_modules", ["0.attention.self.query"], "layer.0.attention.self.query has a LoRA, but is not"),
+    ("peft_qv", "exclude_modules", r".*\.0\..*query", "layer.0.attention.self.query has a LoRA, but is not"),
+    ("peft_qv", "layers_to_transform", [1], "layer.0.attention.self.query has a LoRA, but is not"),
+    ("peft_layers", "layers_pattern", "blocks", "layer.1.attention.self.query has a LoRA, but is not"),
+    ("peft_qv", "merge_weights", True, "merge_weights"),
     ("peft_qv", "r", 10**9, "the file has"),
     ("peft_qv", "r", 5, r"has shape \(4, 24\), expected \(5, 24\)"),
     ("peft_patterns", "rank_pattern", {"(": 2}, "is not a pattern"),
-    ("peft_patterns", "rank_pattern", {"(a+)+b": 2}, "repeats more"),
-    ("peft_patterns", "alpha_pattern", {".*.*.*.*x": 2}, "repeats more"),
+    ("peft_patterns", "rank_pattern", {"(.|.)" * 40 + "[^a-z]": 2}, "takes too long"),
+    ("peft_patterns", "alpha_pattern", {"((a{99}){99}){99}": 2}, "counts further"),
 ])  # fmt: skip
 def test_an_option_without_a_counterpart(case: str, option: str, value: Any, match: str, tmp_path: Path) -> None:
     folder = copied(f"bert/{case}", tmp_path)
     change_config(folder, **{option: value})
     assert str(folder) in refused(folder, match)
+
+
+def test_embeddings_are_left_alone(tmp_path: Path) -> None:
+    folder = copied("bert/peft_qv", tmp_path)
+    key = "base_model.model.bert.embeddings.word_embeddings.lora_embedding_A"
+    change_tensors(folder, lambda tensors: tensors.update({key: torch.zeros(4, 40)}))
+    refused(folder, "changes the embeddings, which an inlay leaves alone")
+
+
+def test_peft_of_the_first_versions(tmp_path: Path) -> None:
+    folder = copied("bert/peft_qv", tmp_path)
+    change_config(folder, enable_lora=None, merge_weights=False)
+    assert inlay.load(host_of("bert"), folder) == "case"
 
 
 def test_all_options_are_named_at_once(tmp_path: Path) -> None:
@@ -218,7 +240,9 @@ def test_a_fused_module_and_its_parts_are_different_loras() -> None:
 
 def test_old_versions_mean_what_they_meant(tmp_path: Path) -> None:
     folder = copied("bert/seq_bn", tmp_path)
-    change_config(folder, non_linearity="gelu")
+    change_config(folder, non_linearity="gelu", attention_type="sent-lvl-dynamic", new_attention_norm=False)
+    change_config(folder, invertible_adapter={"block_type": "nice", "reduction_factor": 2}, inv_adapter="nice")
+    change_config(folder, inside=False, type="text_task", config_id="9076f36a74755ac4")
     file = folder / "adapter_config.json"
     config = json.loads(file.read_text())
     del config["version"]
@@ -262,8 +286,9 @@ def single(name: Any) -> dict[str, Any]:
     (single("/etc"), "not the name of a folder beside it"),
     (single(".."), "not the name of a folder beside it"),
     (single(["first"]), "not the name of a folder beside it"),
-    ({"type": "Stack", "children": [single("first"), single("nobody")]}, "nobody"),
+    ({"type": "Stack", "children": [single("first"), single("nobody")]}, "nobody has neither"),
     ({"type": "Average", "children": [single("first")], "kwargs": {"weights": "x"}}, "weights"),
+    (single("first") | {"kwargs": {"surprise": 1}}, "not readable|no counterpart"),
 ])  # fmt: skip
 def test_setups_that_are_refused(block: Any, match: str, tmp_path: Path) -> None:
     refused(setup_with(tmp_path, block), match)
@@ -333,6 +358,15 @@ def test_heads_that_are_refused(tmp_path: Path) -> None:
             inlay.export(host, name, tmp_path / "x", format)
 
 
+def test_a_change_below_an_own_head(tmp_path: Path) -> None:
+    host = classifier()
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=("q", "linear.pooler.dense")))
+    host.inlays["a"].head = inlay.Head()
+    host.inlays["a"].fill(host, host.inlays.anatomy)
+    with pytest.raises(inlay.ConfigError, match=r"changes bert.pooler.dense and has its own copy"):
+        inlay.export(host, "a", tmp_path / "x", "peft")
+
+
 def test_names_with_dots(tmp_path: Path) -> None:
     host = classifier()
     inlay.add(host, "a.b", inlay.Pfeiffer(size=4))
@@ -371,9 +405,9 @@ def test_an_export_replaces_only_what_it_knows(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
 
 
-def test_exporting_takes_no_random_numbers(tmp_path: Path) -> None:
+def test_reading_and_writing_take_no_random_numbers(tmp_path: Path) -> None:
     host = classifier()
     inlay.add(host, "a", inlay.LoRA(rank=2))
     before = torch.get_rng_state()
-    inlay.export(host, "a", tmp_path / "x", "peft")
+    inlay.load(host, inlay.export(host, "a", tmp_path / "x", "peft"), name="b")
     assert torch.equal(torch.get_rng_state(), before)

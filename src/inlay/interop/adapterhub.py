@@ -23,6 +23,7 @@ from inlay.anatomy import Anatomy
 from inlay.checkpoint import misfit
 from inlay.config import Config
 from inlay.errors import CheckpointError, ConfigError
+from inlay.heads import Head
 from inlay.host import free_name, newcomer
 from inlay.interop import adapterhub_heads as heads
 from inlay.interop.adapterhub_methods import (
@@ -40,7 +41,7 @@ from inlay.interop.adapterhub_setups import SETUP, read_setup, uppermost
 from inlay.interop.files import Tensors, check_size, options, read_object, read_tensors, reading
 from inlay.interop.rooms import Keys
 from inlay.interop.spots import poured, scatter
-from inlay.methods import Fusion
+from inlay.methods import Fusion, Method
 from inlay.registry import Inlay, Inlays
 from inlay.setup import Setup
 
@@ -88,9 +89,16 @@ class Source:
 
     def read(self, name: str) -> Inlay:
         """The inlay of this folder, not yet on the host."""
-        read = _read_adapter if (self.folder / ADAPTER[0]).is_file() else _read_fusion
         with reading(self.folder):
-            return read(self, name)
+            if (self.folder / ADAPTER[0]).is_file():
+                return _read_adapter(self, name)
+            if (self.folder / FUSION[0]).is_file():
+                return _read_fusion(self, name)
+        raise CheckpointError(f"{self.folder} has neither {ADAPTER[0]} nor {FUSION[0]}.")
+
+    def draft(self, name: str, method: Method, head: Head | None) -> Inlay:
+        """The inlay that its config describes, without memory."""
+        return Inlay(name, method, head).fill(self.host, self.anatomy, "meta")
 
 
 def load(host: PreTrainedModel, folder: Path, name: str | None, pickled: bool) -> str:
@@ -117,8 +125,9 @@ def load_head(host: PreTrainedModel, folder: Path, name: str | None, pickled: bo
         assert head is not None
         name = name or head.name or folder.resolve().name
         free_name(host, name)
-        inlay = Inlay(name, HeadOnly(), head.head).fill(host, inlays.anatomy)
-        inlays.admit(host, poured(inlay, heads.head_spots(inlay, inlays.anatomy, head.name), head.tensors, folder))
+        draft = Inlay(name, HeadOnly(), head.head).fill(host, inlays.anatomy, "meta")
+        spots = heads.head_spots(draft, inlays.anatomy, head.name)
+        inlays.admit(host, poured(draft, spots, head.tensors, host, inlays.anatomy, folder))
     return name
 
 
@@ -154,16 +163,16 @@ def _together(inlays: Inlays) -> Iterator[Callable[[PreTrainedModel, Inlay], Non
 
 def _read_adapter(source: Source, name: str) -> Inlay:
     file, tensors, head = _read(source, ADAPTER)
-    config = as_trained(file.config, file.version)
+    config = as_trained(file.config, file.version, file.type)
     wanted = options(options_kind(config), config, source.folder / ADAPTER[0])
     _check_sizes(wanted, source.anatomy, tensors)
-    inlay = Inlay(name, method_of(wanted, source.anatomy), head.head).fill(source.host, source.anatomy)
-    spots = _keys(source, file.name, tensors).spots(inlay)
+    draft = source.draft(name, method_of(wanted, source.anatomy), head.head)
+    spots = _keys(source, file.name, tensors).spots(draft)
     rules = [spot.key for ours, spot in spots.items() if ours.endswith("rule") and spot.key not in tensors]
     if rules:
         raise ConfigError(f"the PHM rule {rules[0]} is not in the file, and without it no weight can be computed")
-    spots |= heads.head_spots(inlay, source.anatomy, head.name)
-    return poured(inlay, spots, tensors | head.tensors, source.folder)
+    spots |= heads.head_spots(draft, source.anatomy, head.name)
+    return poured(draft, spots, tensors | head.tensors, source.host, source.anatomy, source.folder)
 
 
 def _read_fusion(source: Source, name: str) -> Inlay:
@@ -175,12 +184,12 @@ def _read_fusion(source: Source, name: str) -> Inlay:
         raise misfit(source.folder, missing)
     dropout = getattr(source.host.config, "attention_probs_dropout_prob", 0.0)
     method, idle = fusion_of(wanted, members, source.inlays, dropout)
-    inlay = Inlay(name, method, head.head).fill(source.host, source.anatomy)
+    draft = source.draft(name, method, head.head)
     keys = _keys(source, file.name, tensors)
     rooms = tuple(keys.fusion(place, "").key for place in idle)
     acting = {key: tensor for key, tensor in tensors.items() if not key.startswith(rooms)}
-    spots = keys.spots(inlay) | heads.head_spots(inlay, source.anatomy, head.name)
-    return poured(inlay, spots, acting | head.tensors, source.folder)
+    spots = keys.spots(draft) | heads.head_spots(draft, source.anatomy, head.name)
+    return poured(draft, spots, acting | head.tensors, source.host, source.anatomy, source.folder)
 
 
 def _read(source: Source, names: tuple[str, str, str]) -> tuple[AdapterFile, Tensors, heads.ForeignHead]:

@@ -34,12 +34,19 @@ from inlay.methods import (
 from inlay.methods.bottleneck import Wide
 from inlay.registry import Inlay, Inlays
 
-Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Factor = Annotated[Finite, Field(ge=1e-6)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 _INITS = {"bert": "normal", "mam_adapter": "identity", "houlsby": "normal"}
-_ACTIVATIONS = {"leakyrelu": "leaky_relu"}  # theirs to ours, where the name differs
+_ACTIVATIONS = {"leakyrelu": "leaky_relu", "swish": "silu"}  # theirs to ours, where the name differs
 _ATTENTION: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
 _OLD_ACTIVATIONS = {"gelu": "gelu_new", "gelu_orig": "gelu"}  # files without a version
+
+_OLD_FUSION = (
+    "attention_type",
+    "new_attention_norm",
+)  # about a fusion, when an adapter's config still had a word on it
+_INVERTIBLE = ("invertible_adapter", "inv_adapter", "inv_adapter_reduction_factor")
 
 
 class BottleneckOptions(Config):
@@ -57,7 +64,7 @@ class BottleneckOptions(Config):
     init_weights: Literal["bert", "mam_adapter", "houlsby"] = "bert"
     init_weights_seed: int | None = None
     is_parallel: bool = False
-    scaling: float | Annotated[str, only("learned", why="a scale per channel has no counterpart")] = 1.0
+    scaling: Finite | Annotated[str, only("learned", why="a scale per channel has no counterpart")] = 1.0
     use_gating: Annotated[bool, only(False, why="gates have no counterpart")] = False
     residual_before_ln: bool | str = True
     adapter_residual_before_ln: bool = False
@@ -97,7 +104,7 @@ class LoraOptions(Config):
     output_lora: bool = False
     leave_out: tuple[int, ...] = ()
     r: int = Field(default=8, ge=1)
-    alpha: Factor = 8
+    alpha: Annotated[Finite, Field(gt=0)] = 8
     dropout: Share = 0.0
     attn_matrices: tuple[Literal["q", "k", "v"], ...] = ("q", "v")
     composition_mode: Annotated[str, only("add", why="(IA)³ scales the host's output, which LoRA does not")] = "add"
@@ -140,11 +147,15 @@ def options_kind(config: dict[str, Any]) -> type[BottleneckOptions] | type[LoraO
     return OPTIONS[architecture]
 
 
-def as_trained(config: dict[str, Any], version: str | None) -> dict[str, Any]:
+def as_trained(config: dict[str, Any], version: str | None, kind: str | None) -> dict[str, Any]:
     """A config of an older version with the meaning it had then."""
     config = dict(config)
     if version is None and config.get("non_linearity") in _OLD_ACTIVATIONS:
         config["non_linearity"] = _OLD_ACTIVATIONS[config["non_linearity"]]
+    if version is None and not config.get("new_attention_norm"):
+        config = {name: value for name, value in config.items() if name not in _OLD_FUSION}
+    if kind == "text_task":  # the first versions wrote what only their language adapters had
+        config = {name: value for name, value in config.items() if name not in _INVERTIBLE}
     number = (version or "").removeprefix("adapters.").split(".")
     before_1_1 = (version or "").startswith("adapters.") and number[:2] in (["0", "1"], ["0", "2"], ["1", "0"])
     if before_1_1 and config.get("architecture") == "lora" and "r" in config:

@@ -16,12 +16,16 @@ from inlay.setup import Average, Setup, Stack
 
 SETUP = "adapter_setup.json"
 DEEPEST = 8
+LONGEST = 20_000
+"""Characters of a setup: more would take long to set up, and nobody can have meant it."""
 _BLOCK = {"type", "children", "kwargs"}
 
 
 def read_setup(file: Path) -> tuple[Setup, dict[str, str]]:
     """The setup in our words, and its folders with our names for them, fusions after their members."""
     found = read_object(file)
+    if len(str(found)) > LONGEST:
+        raise CheckpointError(f"{file} is longer than a setup can be.")
     odd = sorted(found.keys() - {"adapter_setup", "head_setup", "version"})
     if odd:
         raise CheckpointError(f"{file} has unknown options: {', '.join(odd)}.")
@@ -44,7 +48,7 @@ def _parsed(block: Any, members: dict[str, str], depth: int) -> Setup:
     if not whole or block.keys() - _BLOCK or depth == 0:
         raise CheckpointError(f"a composition block is not readable: {str(block)[:200]}")
     kind, children, options = block.get("type"), block["children"], block.get("kwargs") or {}
-    if kind == "single" and len(children) == 1:
+    if kind == "single" and len(children) == 1 and not options:
         return _member(children[0], members)
     parts = [_parsed(child, members, depth - 1) for child in children]
     if kind == "Stack" and not options:

@@ -5,15 +5,16 @@
                                 base_model.model.<module>.base_layer.bias, or <module>.bias where there is no LoRA
                                 base_model.model.<head module>.<parameter>        of modules_to_save
 
-Which modules have a LoRA is told by the keys, and checked against target_modules. `fan_in_fan_out` is not believed: it
-is the host's module that knows how its weight lies. A bias there is a value, here a difference to the host's.
+Which modules have a LoRA is told by the keys, and checked against target_modules as peft reads them. `fan_in_fan_out`
+is not believed: the host's module knows how its weight lies. A bias there is a value, here a difference to the host's.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,7 +31,8 @@ from inlay.errors import CheckpointError, ConfigError
 from inlay.heads import Head
 from inlay.host import free_name, newcomer
 from inlay.interop.adapterhub_heads import unchanged
-from inlay.interop.files import Tensors, check_size, only, options, read_object, read_tensors, reading
+from inlay.interop.files import Tensors, check_size, only, options, read_object, read_tensors, reading, shown
+from inlay.interop.patterns import Patterns
 from inlay.interop.spots import Spot, poured
 from inlay.methods import LoRA
 from inlay.methods.lora import LowRankChange, part_rows
@@ -42,6 +44,11 @@ _NOT_HERE = "it has no counterpart in LoRA as Inlay has it"
 _BIASES: dict[Literal["none", "lora_only", "all"], Bias] = {"none": "none", "lora_only": "targets", "all": "all"}
 _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
 _LEAVES = {"lora_A.weight": "down.weight", "lora_B.weight": "up.weight"}
+_NOTES = {
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type",
+    "runtime_config", "megatron_core", "qalora_group_size", "eva_config", "lora_ga_config",
+}  # fmt: skip
+"""Fields that only say where it comes from or how training began."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Names = tuple[str, ...] | str | None
 Bias = Literal["none", "targets", "all"]
@@ -52,7 +59,7 @@ def _absent(*neutral: Any) -> Any:
 
 
 class PeftOptions(Config):
-    """LoraConfig of peft 0.21, every field of it."""
+    """LoraConfig of peft 0.21, every field of it but `_NOTES`, and those of its first versions."""
 
     # what Inlay follows
     peft_type: Annotated[str, only("LORA", why="of peft's methods Inlay reads LoRA")]
@@ -65,23 +72,11 @@ class PeftOptions(Config):
     modules_to_save: tuple[str, ...] | None = None
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] | None = None
     alpha_pattern: dict[str, Positive] | None = None
-    # what the keys tell better
     exclude_modules: Names = None
     layers_to_transform: tuple[int, ...] | int | None = None
     layers_pattern: Names = None
+    # what the host tells better
     fan_in_fan_out: bool = False
-    # what only says where it comes from or how training began
-    auto_mapping: Any = None
-    base_model_name_or_path: Any = None
-    inference_mode: Any = None
-    peft_version: Any = None
-    revision: Any = None
-    task_type: Any = None
-    runtime_config: Any = None
-    megatron_core: Any = None
-    qalora_group_size: Any = None
-    eva_config: Any = None
-    lora_ga_config: Any = None
     init_lora_weights: Annotated[
         bool | str | None,
         only(True, False, None, "gaussian", "eva", "orthogonal", why="this start changes the host's own weights, too"),
@@ -90,12 +85,14 @@ class PeftOptions(Config):
     alora_invocation_tokens: Annotated[Any, _absent()] = None
     arrow_config: Annotated[Any, _absent()] = None
     corda_config: Annotated[Any, _absent()] = None
+    enable_lora: Annotated[Any, _absent()] = None
     ensure_weight_tying: Annotated[Any, _absent(False)] = False
     kasa_config: Annotated[Any, _absent()] = None
     layer_replication: Annotated[Any, _absent()] = None
     loftq_config: Annotated[Any, _absent({})] = None
     lora_bias: Annotated[Any, _absent(False)] = False
     megatron_config: Annotated[Any, _absent()] = None
+    merge_weights: Annotated[Any, _absent(False)] = False
     monteclora_config: Annotated[Any, _absent()] = None
     target_parameters: Annotated[Any, _absent([])] = None
     trainable_token_indices: Annotated[Any, _absent()] = None
@@ -116,18 +113,27 @@ def load(host: PreTrainedModel, folder: Path, name: str | None, pickled: bool) -
 
 def read(host: PreTrainedModel, anatomy: Anatomy, folder: Path, name: str, pickled: bool) -> Inlay:
     """The inlay of a folder, not yet on the host."""
-    wanted = options(PeftOptions, read_object(folder / CONFIG), folder / CONFIG)
+    told = {key: value for key, value in read_object(folder / CONFIG).items() if key not in _NOTES}
+    wanted = options(PeftOptions, told, folder / CONFIG)
     found = _without_copies(read_tensors(folder, SAFE, PICKLE, pickled), folder)
     places = whole_places(anatomy)
     modules = _lora_modules(found, places, folder)
-    _check_targets(wanted, modules, places, folder)
     bias = _BIASES[wanted.bias] if _has_biases(wanted, modules, host, anatomy) else "none"
     with reading(folder):
+        if problems := _check_targets(wanted, modules, places, anatomy.head):
+            raise misfit(folder, problems)
         check_size(f"r = {wanted.r}", wanted.r, found)
         saved = _saved_modules(wanted, modules, host, anatomy)
         head = _head(host, anatomy, saved, found) if saved else None
-        inlay = Inlay(name, _method(wanted, modules, places, bias), head).fill(host, anatomy)
-    return poured(inlay, _spots(inlay, anatomy, saved), _differences(host, anatomy, found, modules, saved), folder)
+        draft = Inlay(name, _method(wanted, modules, places, bias), head).fill(host, anatomy, "meta")
+        found = _without_host_weights(found, host, saved)
+        values = _differences(host, anatomy, found, modules, saved)
+        inlay = poured(draft, _spots(draft, anatomy, host, saved), values, host, anatomy, folder)
+        if hidden := _hidden(inlay, anatomy):
+            _take_up(inlay, hidden, anatomy)
+            rest = [path for path in modules if places[path] not in hidden]
+            inlay.method = _method(wanted, rest, places, bias)
+    return inlay
 
 
 def whole_places(anatomy: Anatomy) -> dict[str, Place]:
@@ -148,33 +154,88 @@ def _without_copies(found: Tensors, folder: Path) -> Tensors:
     return kept
 
 
+def _without_host_weights(found: Tensors, host: PreTrainedModel, saved: Sequence[str]) -> Tensors:
+    """Beside a LoRA of the output layer peft writes that layer's weight and the embeddings, which are the host's."""
+    weights = {path: p.detach() for path, p in host.named_parameters(remove_duplicate=False) if path.endswith("weight")}
+
+    def same(key: str, tensor: Tensor) -> bool:
+        path = key.removeprefix(ROOT).replace(".base_layer.", ".")
+        own = None if _inside(path, saved) else weights.get(path)
+        return own is not None and own.shape == tensor.shape and torch.equal(own.cpu(), tensor.to(own.dtype))
+
+    return {key: tensor for key, tensor in found.items() if not same(key, tensor)}
+
+
 def _lora_modules(found: Tensors, places: Mapping[str, Place], folder: Path) -> list[str]:
     """The modules that have a LoRA, in the host's order."""
     named = {
         key.removeprefix(ROOT).removesuffix(f".{leaf}") for key in found for leaf in _LEAVES if key.endswith(f".{leaf}")
     }
-    odd = sorted(named - places.keys())
+    odd = [f"it changes {shown(path)}, which is no linear map of this host" for path in sorted(named - places.keys())]
+    odd += [
+        f"it changes the embeddings, which an inlay leaves alone: {shown(key)}"
+        for key in sorted(found)
+        if ".lora_embedding_" in key
+    ]
     if odd:
-        raise misfit(folder, [f"it changes {path}, which is no linear map of this host" for path in odd])
+        raise misfit(folder, odd)
     if not named:
         raise misfit(folder, ["it has no lora_A and lora_B"])
     return [path for path in places if path in named]
 
 
-def _check_targets(wanted: PeftOptions, modules: Sequence[str], places: Iterable[str], folder: Path) -> None:
-    """A list of targets is checked both ways; a pattern is not run, because a hostile one could take forever."""
-    if isinstance(wanted.target_modules, str) or wanted.target_modules is None:
-        return
-    meant = {path for path in places if any(path == end or path.endswith(f".{end}") for end in wanted.target_modules)}
-    problems = [f"{path} has a LoRA, but is not among the target_modules" for path in modules if path not in meant]
-    if not (wanted.exclude_modules or wanted.layers_to_transform is not None):
-        spared = {path for path in meant for m in wanted.modules_to_save or () if f".{m}." in f".{path}."}
-        problems += [
+def _check_targets(
+    wanted: PeftOptions, modules: Sequence[str], places: Iterable[str], head: Sequence[str]
+) -> list[str]:
+    """Where the keys and target_modules differ; whether `all-linear` means a head, too, depends on its task."""
+    if wanted.target_modules is None:
+        return []
+    patterns = Patterns()
+    meant = {path for path in places if _is_target(path, wanted, patterns)}
+    unsure = {path for path in meant if _all_linear(wanted) and _inside(path, head)}
+    return [
+        *(f"{path} has a LoRA, but is not among the target_modules" for path in modules if path not in meant),
+        *(
             f"{path} is among the target_modules, but its tensors are missing"
-            for path in sorted(meant - spared - set(modules))
-        ]
-    if problems:
-        raise misfit(folder, problems)
+            for path in sorted(meant - unsure - set(modules))
+        ),
+    ]
+
+
+def _all_linear(wanted: PeftOptions) -> bool:
+    return isinstance(wanted.target_modules, str) and wanted.target_modules.lower() == "all-linear"
+
+
+def _is_target(path: str, wanted: PeftOptions, patterns: Patterns) -> bool:
+    """As peft decides it: a text is a pattern, a list has the ends of paths, and only a list knows of layers."""
+    if _named(path, wanted.exclude_modules or (), patterns):
+        return False
+    if any(f".{name}." in f".{path}." for name in wanted.modules_to_save or ()):
+        return False
+    targets, layers = wanted.target_modules or (), wanted.layers_to_transform
+    if _all_linear(wanted):
+        return True
+    if isinstance(targets, str) or path in targets or layers is None or layers == ():
+        return _named(path, targets, patterns)
+    number = _layer_of(path, wanted.layers_pattern, patterns)
+    return _named(path, targets, patterns) and number in ((layers,) if isinstance(layers, int) else layers)
+
+
+def _named(path: str, names: Sequence[str], patterns: Patterns) -> bool:
+    if isinstance(names, str):
+        return patterns.matches(names, path)
+    return any(path == name or path.endswith(f".{name}") for name in names)
+
+
+def _layer_of(path: str, lists: Names, patterns: Patterns) -> int | None:
+    """The number of a module's layer: the first in its path, or the first after one of these lists of layers."""
+    words = path.split(".")
+    numbers = [at for at, word in enumerate(words[:-1]) if at and word.isdecimal()]
+    for text in ([lists] if isinstance(lists, str) else lists) or [r"[^.]+\.[^.]*"]:
+        for at in numbers:
+            if patterns.matches(rf"(?:.*\.)?(?:{text})", ".".join(words[:at])):
+                return int(words[at])
+    return None
 
 
 def _saved_modules(
@@ -211,13 +272,18 @@ def _head(host: PreTrainedModel, anatomy: Anatomy, saved: Sequence[str], found: 
 def _has_biases(wanted: PeftOptions, modules: Iterable[str], host: PreTrainedModel, anatomy: Anatomy) -> bool:
     """Whether there are biases to train at all: T5 and Llama have none."""
     paths = modules if wanted.bias == "lora_only" else [place.module for place in anatomy.of_kind("bias", "head_bias")]
-    return any(isinstance(getattr(host.get_submodule(path), "bias", None), Tensor) for path in paths)
+    return any(_host_bias(host, path) is not None for path in paths)
+
+
+def _host_bias(host: PreTrainedModel, module: str) -> Tensor | None:
+    bias = getattr(host.get_submodule(module), "bias", None)
+    return bias.detach() if isinstance(bias, Tensor) else None
 
 
 def _method(wanted: PeftOptions, modules: Sequence[str], places: Mapping[str, Place], bias: Bias) -> LoRA:
-    chosen = [places[path] for path in modules]
-    ranks = {places[path].id: _by_pattern(wanted.rank_pattern, path, wanted.r) for path in modules}
-    alphas = {places[path].id: _by_pattern(wanted.alpha_pattern, path, wanted.lora_alpha) for path in modules}
+    chosen, patterns = [places[path] for path in modules], Patterns()
+    ranks = {places[path].id: _by_pattern(wanted.rank_pattern, path, wanted.r, patterns) for path in modules}
+    alphas = {places[path].id: _by_pattern(wanted.alpha_pattern, path, wanted.lora_alpha, patterns) for path in modules}
     return LoRA(
         rank=wanted.r, alpha=wanted.lora_alpha, dropout=wanted.lora_dropout, rank_stabilised=wanted.use_rslora,
         targets=_targets(chosen, places.values()), bias=bias,
@@ -235,23 +301,14 @@ def _targets(chosen: Sequence[Place], places: Iterable[Place]) -> tuple[str, ...
     return tuple(dict.fromkeys(place.kind if everybody[place.kind] <= ids else place.id for place in chosen))
 
 
-def _by_pattern(patterns: Mapping[str, Any] | None, path: str, usual: Any) -> Any:
+def _by_pattern(rules: Mapping[str, Any] | None, path: str, usual: Any, patterns: Patterns) -> Any:
     """The first pattern that is the path or its end, as peft looks it up."""
-    return next((value for pattern, value in (patterns or {}).items() if _pattern(pattern).fullmatch(path)), usual)
+    found = (value for text, value in (rules or {}).items() if patterns.matches(rf"(.*\.)?({text})", path))
+    return next(found, usual)
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    """A rank or alpha pattern; one that could take forever to match is refused."""
-    repeats = len(re.findall(r"[*+{]", text))
-    if len(text) > 500 or repeats > 3 or re.search(r"\)[*+{?]", text):
-        raise ConfigError(f"the pattern {text[:80]!r} repeats more than the name of a module needs")
-    try:
-        return re.compile(rf"(.*\.)?({text})")
-    except (re.error, OverflowError) as error:
-        raise ConfigError(f"{text!r} is not a pattern: {error}") from None
-
-
-def _spots(inlay: Inlay, anatomy: Anatomy, saved: Sequence[str]) -> dict[str, Spot]:
+def _spots(inlay: Inlay, anatomy: Anatomy, host: PreTrainedModel, saved: Sequence[str]) -> dict[str, Spot]:
+    """A bias that the host has not stays zero here and has no key there."""
     places = [anatomy.places[i] for i in inlay.place_ids()]
     wrapped = {place.module for place in places if place.projection is not None}
     found: dict[str, Spot] = {}
@@ -260,7 +317,7 @@ def _spots(inlay: Inlay, anatomy: Anatomy, saved: Sequence[str]) -> dict[str, Sp
             leaves = inlay.parts[key_of(place.id)].state_dict() if place.module in saved else {}
             found |= {f"{place.id}.{leaf}": Spot(f"{ROOT}{place.module}.{leaf}") for leaf in leaves}
         elif place.projection is None:
-            if not _inside(place.module, saved):
+            if _host_bias(host, place.module) is not None and not _inside(place.module, saved):
                 found[f"{place.id}.bias"] = Spot(_bias_key(place.module, wrapped))
         else:
             found |= {f"{place.id}.{ours}": Spot(f"{ROOT}{place.module}.{theirs}") for theirs, ours in _LEAVES.items()}
@@ -271,7 +328,7 @@ def _bias_key(module: str, wrapped: Iterable[str]) -> str:
     return f"{ROOT}{module}.base_layer.bias" if module in wrapped else f"{ROOT}{module}.bias"
 
 
-def _inside(module: str, saved: Sequence[str]) -> bool:
+def _inside(module: str, saved: Iterable[str]) -> bool:
     return any(module == path or module.startswith(f"{path}.") for path in saved)
 
 
@@ -281,15 +338,34 @@ def _differences(
     """Trained biases as differences to the host's."""
     changed = dict(found)
     for place in anatomy.of_kind("bias", "head_bias"):
-        key, bias = _bias_key(place.module, modules), getattr(host.get_submodule(place.module), "bias", None)
-        if (
-            key in found
-            and isinstance(bias, Tensor)
-            and bias.shape == found[key].shape
-            and not _inside(place.module, saved)
-        ):
-            changed[key] = found[key].to(bias) - bias.detach()
+        key, bias = _bias_key(place.module, modules), _host_bias(host, place.module)
+        fits = key in found and bias is not None and bias.shape == found[key].shape
+        if fits and not _inside(place.module, saved):
+            changed[key] = found[key].to(bias) - bias
     return changed
+
+
+def _hidden(inlay: Inlay, anatomy: Anatomy) -> list[Place]:
+    """Places inside a module that an own head stands in for, where nothing of the host acts."""
+    if inlay.head is None:
+        return []
+    places = map(anatomy.places.__getitem__, inlay.place_ids())
+    return [p for p in places if p.changes and p.module not in anatomy.head and _inside(p.module, anatomy.head)]
+
+
+def _take_up(inlay: Inlay, hidden: Sequence[Place], anatomy: Anatomy) -> None:
+    """peft saves single modules of a head, and here all are copied: a copy takes up what changes the others."""
+    for place in hidden:
+        above = next(p for p in anatomy.of_kind("head") if _inside(place.module, [p.module]))
+        copy = inlay.parts[key_of(above.id)].get_submodule(place.module.removeprefix(f"{above.module}."))
+        part = inlay.parts[key_of(place.id)]
+        with torch.no_grad():
+            if isinstance(part, LowRankChange):
+                copy.weight += part.weight()
+                del inlay.parts[key_of(place.id)]
+            elif copy.bias is not None:
+                copy.bias += part.bias
+                part.bias.zero_()
 
 
 # writing
@@ -310,7 +386,8 @@ def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> dict[str, Any]
         for p in anatomy.of_kind("head")
         if inlay.part(p) is not None and (_is_output(p, anatomy) or not unchanged(inlay, host, p))
     ]
-    hidden = [path for path in changes if _inside(path, saved)]
+    copied = {*saved, *(place.module for place in _hidden(inlay, anatomy))}
+    hidden = [path for path in changes if _inside(path, copied)]
     if hidden:
         raise ConfigError(f"it changes {', '.join(hidden)} and has its own copy of it; peft can only do one of both")
     tensors = {key: tensor for path, change in changes.items() for key, tensor in change.tensors(path).items()}
@@ -321,25 +398,33 @@ def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> dict[str, Any]
                 f"{ROOT}{place.module}.{leaf}": tensor
                 for leaf, tensor in inlay.parts[key_of(place.id)].state_dict().items()
             }
+    ranks = {path: change.rank for path, change in changes.items()}
     alphas = {path: change.alpha(method.rank_stabilised) for path, change in changes.items()}
+    rank, alpha = _usual(ranks.values()), _usual(alphas.values())
     config = PeftOptions(
-        peft_type="LORA", r=method.rank, lora_alpha=method.alpha, lora_dropout=method.dropout,
+        peft_type="LORA", r=rank, lora_alpha=alpha, lora_dropout=method.dropout,
         use_rslora=method.rank_stabilised,
         bias=next(theirs for theirs, ours in _BIASES.items() if ours == method.bias),
         target_modules=_short(changes, host),
         modules_to_save=tuple(path.rpartition(".")[2] for path in saved) or None,
-        rank_pattern={path: change.rank for path, change in changes.items() if change.rank != method.rank},
-        alpha_pattern={path: alpha for path, alpha in alphas.items() if alpha != method.alpha},
-        fan_in_fan_out=all(isinstance(host.get_submodule(path), Conv1D) for path in changes), inference_mode=True,
-        base_model_name_or_path=str(getattr(host.config, "name_or_path", "") or "") or None,
-        task_type=next((task for end, task in _TASKS.items() if type(host).__name__.endswith(end)), None),
+        rank_pattern={path: there for path, there in ranks.items() if there != rank},
+        alpha_pattern={path: there for path, there in alphas.items() if there != alpha},
+        fan_in_fan_out=all(isinstance(host.get_submodule(path), Conv1D) for path in changes),
     )  # fmt: skip
     said = config.model_dump(mode="json", exclude_defaults=True) | {
         "r": config.r,
-        "lora_alpha": config.lora_alpha,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
         "bias": config.bias,
+        "inference_mode": True,
+        "base_model_name_or_path": str(getattr(host.config, "name_or_path", "") or "") or None,
+        "task_type": next((task for end, task in _TASKS.items() if type(host).__name__.endswith(end)), None),
     }
     return {CONFIG: said, SAFE: {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()}}
+
+
+def _usual(values: Collection[Any]) -> Any:
+    """The most frequent: many servers of peft's files know one rank and one alpha only."""
+    return Counter(values).most_common(1)[0][0]
 
 
 def _is_output(place: Place, anatomy: Anatomy) -> bool:
@@ -393,12 +478,13 @@ def _biases(
     found: Tensors = {}
     for place in map(anatomy.places.__getitem__, inlay.place_ids()):
         if place.kind in ("bias", "head_bias") and not _inside(place.module, saved):
-            bias = getattr(host.get_submodule(place.module), "bias", None)
-            if not isinstance(bias, Tensor):
+            bias, change = _host_bias(host, place.module), inlay.tensors()[f"{place.id}.bias"]
+            if bias is not None:
+                found[_bias_key(place.module, changed)] = bias + change
+            elif change.any():
                 raise ConfigError(
                     f"it gives {place.module} a bias, which the host has not; peft trains only biases that are there"
                 )
-            found[_bias_key(place.module, changed)] = bias.detach() + inlay.tensors()[f"{place.id}.bias"]
     return found
 
 

@@ -58,6 +58,10 @@ def _llama(flexible: str) -> Rooms:
     return replace(_beside(flexible, "last"), intermediate=("mlp.down_proj",), output=("mlp.up_proj",))
 
 
+def _t5() -> Rooms:
+    return Rooms("layer.0", "layer.1", "layer.2", intermediate=("DenseReluDense.wi", "DenseReluDense.wi_1"))
+
+
 ROOMS: Mapping[str, Rooms] = {
     "bert": _bert("BertAdapterModel"),
     "roberta": _bert("RobertaAdapterModel"),
@@ -65,7 +69,8 @@ ROOMS: Mapping[str, Rooms] = {
     "electra": _bert("ElectraAdapterModel"),
     "distilbert": _beside("DistilBertAdapterModel"),
     "bart": _beside(),
-    "t5": Rooms("layer.0", "layer.1", "layer.2", intermediate=("DenseReluDense.wi", "DenseReluDense.wi_1")),
+    "t5": _t5(),
+    "mt5": _t5(),
     "gpt2": _beside("GPT2AdapterModel", "last"),
     "llama": _llama("LlamaAdapterModel"),
     "mistral": _llama("MistralAdapterModel"),

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from inlay.anatomy import Anatomy
 from inlay.checkpoint import misfit, pour
-from inlay.interop.files import Tensors
+from inlay.interop.files import Tensors, shown
 from inlay.registry import Inlay
 
 
@@ -36,11 +38,11 @@ Spots = Mapping[str, Spot]
 
 
 def gather(spots: Spots, wanted: Tensors, found: Tensors) -> tuple[Tensors, list[str]]:
-    """Our tensors out of their file, and all that is wrong with it. What has no spot stays as it was built."""
-    tensors, problems = dict(wanted), []
+    """Our tensors out of their file, and all that is wrong with it."""
+    tensors: Tensors = {}
     keys = {key for spot in spots.values() for key in (spot.key, spot.copy) if key is not None}
-    problems += [f"tensor {key} is missing" for key in keys - found.keys()]
-    problems += [f"tensor {key} is not expected" for key in found.keys() - keys]
+    problems = [f"tensor {key} is missing" for key in keys - found.keys()]
+    problems += [f"tensor {shown(key)} is not expected" for key in found.keys() - keys]
     for ours, spot in spots.items():
         if spot.key not in found:
             continue
@@ -48,10 +50,12 @@ def gather(spots: Spots, wanted: Tensors, found: Tensors) -> tuple[Tensors, list
         expected = _theirs(wanted[ours], spot.shares)
         if tuple(whole.shape) != expected:
             problems.append(f"tensor {spot.key} has shape {tuple(whole.shape)}, expected {expected}")
-            continue
-        if spot.copy in found and not torch.equal(found[spot.copy], whole):
+        elif not torch.isfinite(whole).all():
+            problems.append(f"tensor {spot.key} has numbers that are not finite")
+        elif spot.copy in found and not torch.equal(found[spot.copy], whole):
             problems.append(f"tensors {spot.key} and {spot.copy} should be the same")
-        tensors[ours] = whole.chunk(spot.shares)[spot.share].reshape(wanted[ours].shape)
+        else:
+            tensors[ours] = whole.chunk(spot.shares)[spot.share].reshape(wanted[ours].shape)
     return tensors, sorted(set(problems))
 
 
@@ -73,10 +77,16 @@ def _theirs(mine: Tensor, shares: int) -> tuple[int, ...]:
     return (mine.shape[0] * shares, *mine.shape[1:])
 
 
-def poured(inlay: Inlay, spots: Spots, found: Tensors, folder: Path) -> Inlay:
-    """A filled inlay with their tensors in it, if each has its spot; the host knows nothing of it yet."""
-    tensors, problems = gather(spots, inlay.tensors(), found)
+def poured(
+    draft: Inlay, spots: Spots, found: Tensors, host: PreTrainedModel, anatomy: Anatomy, folder: Path
+) -> Inlay:  # fmt: skip
+    """An inlay with their tensors in it, if each has its spot; the host knows nothing of it yet.
+
+    draft: the same inlay on no device, so that a config cannot ask for more memory than its file has numbers.
+    """
+    tensors, problems = gather(spots, draft.tensors(), found)
     if problems:
         raise misfit(folder, problems)
-    pour(inlay, tensors)
+    inlay = Inlay(draft.name, draft.method, draft.head).fill(host, anatomy)
+    pour(inlay, inlay.tensors() | tensors)
     return inlay

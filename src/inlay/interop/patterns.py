@@ -1,0 +1,47 @@
+"""Regular expressions that somebody else wrote: they are matched for a while, and then refused.
+
+peft names modules by patterns (target_modules, rank_pattern …). Python's `re` cannot be stopped, and `(.|.)(.|.)…`
+against one module's name takes it longer than anybody waits; `regex` can be.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import regex
+
+from inlay.errors import ConfigError
+
+LONGEST = 2000
+LARGEST_COUNT = 1000
+PATIENCE = 3.0
+"""Seconds for all patterns of one file; an honest file takes milliseconds."""
+
+
+class Patterns:
+    """The patterns of one file, and the time that is left for them."""
+
+    def __init__(self) -> None:
+        self.until = time.monotonic() + PATIENCE
+
+    def matches(self, text: str, path: str) -> bool:
+        """Whether a pattern matches a module's whole path."""
+        pattern = _compiled(text)
+        try:
+            return pattern.fullmatch(path, timeout=max(self.until - time.monotonic(), 1e-3)) is not None
+        except TimeoutError:
+            raise ConfigError(f"the pattern {text[:80]!r} takes too long to match the name of a module") from None
+
+
+def _compiled(text: str) -> regex.Pattern[str]:
+    """A counted repeat is unrolled when it is compiled: what all of them together make stays small."""
+    counts = 1
+    for number in re.findall(r"\d+", " ".join(re.findall(r"\{[^}]*\}", text))):
+        counts *= max(int(number[:9]), 1)
+    if len(text) > LONGEST or counts > LARGEST_COUNT:
+        raise ConfigError(f"the pattern {text[:80]!r} is longer, or counts further, than the name of a module needs")
+    try:
+        return regex.compile(text)
+    except (regex.error, RecursionError, OverflowError, ValueError) as error:
+        raise ConfigError(f"{text[:80]!r} is not a pattern: {error}") from None
