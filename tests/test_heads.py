@@ -39,9 +39,10 @@ def test_labels_that_the_user_sets_are_left_alone() -> None:
     assert host.config.problem_type == "multi_label_classification"
 
 
-def test_a_change_of_the_head_beside_an_own_head_is_refused() -> None:
+@pytest.mark.parametrize("head", [inlay.Head(), inlay.Head(labels=3)], ids=["copied", "labelled"])
+def test_a_change_of_the_head_beside_an_own_head_is_refused(head: inlay.Head) -> None:
     with pytest.raises(inlay.SetupError, match="linear.classifier would change the host's head"):
-        inlay.add(classifier(), "a", inlay.LoRA(rank=2, targets=("linear",)), head=inlay.Head(labels=3))
+        inlay.add(classifier(), "a", inlay.LoRA(rank=2, targets=("linear",)), head=head)
 
 
 def test_label_names_reach_the_pipeline_words() -> None:

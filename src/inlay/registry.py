@@ -70,13 +70,6 @@ class Inlay(nn.Module):
             with torch.device(device or like.device):
                 part = self.method.build(place, anatomy, host, self.shared)
             self.parts[key_of(place.id)] = part.to(like.dtype)
-        if self.head is not None and self.head.names is not None:
-            on_head = [i for i in self.place_ids() if inside(anatomy.places[i].module, anatomy.head)]
-            if on_head:
-                raise SetupError(
-                    f"{', '.join(on_head)} would change the host's head, but this inlay has a head of its own. "
-                    f"Leave these places out, or the head."
-                )
         if self.norms:
             for place in anatomy.of_kind("norm"):
                 self.parts[key_of(place.id)] = bare_copy(host.get_submodule(place.module))
@@ -93,6 +86,16 @@ class Inlay(nn.Module):
         self.head = None
         for key in [key for key in self.parts if key.startswith("head:")]:
             del self.parts[key]
+
+    def check_head(self, anatomy: Anatomy) -> None:
+        """Refuse what would change the host's head while an own one stands in for it."""
+        places = [anatomy.places[i] for i in self.place_ids()]
+        lost = [place.id for place in places if place.changes and inside(place.module, anatomy.head)]
+        if self.head is not None and lost:
+            raise SetupError(
+                f"{', '.join(lost)} would change the host's head, but this inlay has a head of its own. "
+                f"Leave these places out, or the head."
+            )
 
     def part(self, place: Place) -> nn.Module | None:
         return self.parts._modules.get(key_of(place.id))
