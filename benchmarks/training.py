@@ -1,20 +1,24 @@
 """Training examples per second: `inlay train`'s loop against the same inlay under transformers.Trainer, in one run.
 
-    python -m benchmarks.training --host FOLDER --data-dir FOLDER [--steps 12] [--repeats 3]
+    python -m benchmarks.training --host FOLDER --data-dir FOLDER [--steps 12] [--repeats 3] [--peer-python PATH]
 
-fixed     transformers.Trainer, every row padded to 128 tokens: the settings of adapters' own example
+adapters  the library adapters with the settings of its own example: AdapterTrainer, every row padded to 128 tokens;
+          only with --peer-python, the python of an environment with adapters 1.3.0 and accelerate
+fixed     the same settings with our inlay under transformers.Trainer
 dynamic   transformers.Trainer, every batch padded to its longest row (DataCollatorWithPadding)
 inlay     this library's loop: batches by length
 
-All three train the same Pfeiffer inlay and head on the same rows with the same batch size, one thread, taking turns;
-the best of the repeats counts. Timed is the CPU time of training alone:
-no evaluation, no saving, tokens made beforehand.
+All train the same Pfeiffer inlay (seq_bn) and a head on the same rows with the same batch size, one thread, taking
+turns; the best of the repeats counts. Timed is the CPU time of training alone: no evaluation, no saving, tokens made
+beforehand.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,12 +52,30 @@ def with_inlay(host_name: str, prepared: Any, rows: int, batch: int) -> float:
     return rows / (time.process_time() - began)
 
 
+def texts_of(prepared: Any, rows: int) -> list[list[str]]:
+    """The first texts, and the second ones where rows are pairs."""
+    columns = zip(*(example.texts[0] for example in prepared.train[:rows]), strict=True)
+    return [list(column) for column in columns if column[0] is not None]
+
+
+def with_adapters(python: str, host_name: str, prepared: Any, rows: int, batch: int) -> float:
+    """In its own environment, which has another version of transformers."""
+    targets = [example.target for example in prepared.train[:rows]]
+    job = {
+        "host": host_name, "texts": texts_of(prepared, rows), "targets": targets, "labels": len(prepared.task.labels),
+        "batch": batch, "length": FIXED,
+    }  # fmt: skip
+    worker = Path(__file__).with_name("peer_training.py")
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([python, str(worker)], input=json.dumps(job), stdout=subprocess.PIPE, text=True, env=env)
+    done.check_returncode()
+    return float(done.stdout)
+
+
 def with_trainer(host_name: str, prepared: Any, rows: int, batch: int, padding: bool | str) -> float:
     host, language = fresh(host_name, prepared)
     tokenizer = language.tokenizer
-    pairs = [example.texts[0] for example in prepared.train[:rows]]
-    seconds = [b for _, b in pairs] if pairs[0][1] is not None else None
-    made = tokenizer([a for a, _ in pairs], seconds, truncation=True, max_length=FIXED, padding=padding)
+    made = tokenizer(*texts_of(prepared, rows), truncation=True, max_length=FIXED, padding=padding)
     data = [
         {name: column[i] for name, column in made.items()} | {"labels": prepared.train[i].target} for i in range(rows)
     ]
@@ -76,6 +98,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--peer-python", metavar="PATH", help="python of an environment with adapters 1.3.0 and accelerate"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.set_verbosity_error()
@@ -89,11 +114,13 @@ def main() -> None:
             "dynamic": lambda: with_trainer(given.host, prepared, rows, given.batch, False),  # noqa: B023
             "inlay": lambda: with_inlay(given.host, prepared, rows, given.batch),  # noqa: B023
         }
+        if given.peer_python:
+            ways["adapters"] = lambda: with_adapters(given.peer_python, given.host, prepared, few, given.batch)  # noqa: B023
         best = dict.fromkeys(ways, 0.0)
         for _ in range(given.repeats):
             for name, way in ways.items():
                 best[name] = max(best[name], way())
-        ratios = {f"inlay/{name}": round(best["inlay"] / best[name], 2) for name in ("fixed", "dynamic")}
+        ratios = {f"inlay/{name}": round(best["inlay"] / best[name], 2) for name in ways if name != "inlay"}
         print(
             json.dumps({"task": task, "rows": rows, **{k: round(v, 1) for k, v in best.items()}, **ratios}), flush=True
         )

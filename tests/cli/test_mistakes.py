@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -68,8 +69,7 @@ def test_mistakes_are_named(there, mistake, lines, flags, message):
     else:
         file.write_bytes(lines if isinstance(lines, bytes) else lines.encode())
     assert message in mistake(*TRAIN, "--train", str(file), *flags)
-    assert not (there / "run" / "inlay").exists()
-    assert not (there / "run" / "config.yaml").exists()
+    assert not (there / "run").exists(), "nothing is left of what came to nothing"
 
 
 def test_all_errors_of_a_config_at_once(there, mistake):
@@ -133,6 +133,22 @@ def test_a_full_disk_loses_nothing(there, capsys, monkeypatch):
     assert json.loads((there / "run" / "run.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+def test_a_full_disk_behind_stdout(there):
+    with Path("/dev/full").open("w") as full:
+        told = subprocess.run([*RUN, "ls"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=there)
+    assert told.returncode == 2
+    assert "the disk is full" in told.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_mistake(there):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    told = subprocess.run([*RUN, "ls"], stdout=theirs, stderr=subprocess.PIPE, text=True, cwd=there)
+    os.close(theirs)
+    assert (told.returncode, told.stderr) == (0, "")
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(there):
     words = [
         *RUN,
@@ -153,7 +169,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(there):
         assert process.poll() is None
         assert time.sleep(0.1) is None
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "To go on: inlay train --resume run" in told
     assert json.loads((there / "run" / "run.json").read_text())["status"] == "interrupted"

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from inlay.cli.app import VERBS
 from tests.cli.conftest import DATA
+from tests.learning.small import rows, write_rows
 
 
 def test_help_is_quick_and_does_not_import_torch(inlay_cli, place):
@@ -56,6 +57,30 @@ def test_fuse_keeps_its_members_and_draws_them(fused):
     assert "What the fusion listens to" in (fused / "report.html").read_text()
 
 
+def test_members_of_one_name_fuse_and_a_run_gives_its_own_name(inlay_here, trained, place):
+    (place / "elsewhere").mkdir()
+    inlay_here("train", *DATA, "--options", "reduction=4", "--out", "elsewhere/a", "--quiet")
+    inlay_here("fuse", "runs/a", "elsewhere/a", *DATA, "--out", "runs/a fused", "--quiet")
+    run = place / "runs" / "a fused"
+    assert json.loads((run / "run.json").read_text())["name"] == "a-fused"
+    assert sorted(member.name for member in (run / "members").iterdir()) == ["a", "a-2"]
+    assert json.loads(inlay_here("eval", "runs/a fused", "--json"))["scores"] == scores_of(run)
+
+
+def test_a_report_of_odd_labels_and_of_a_metric_that_is_not_defined(inlay_here, place):
+    odd = {"positive": "<script>alert(1)</script> $x_$", "negative": "日本語"}
+    write_rows(place / "odd.jsonl", [row | {"label": odd[row["label"]]} for row in rows(32)])
+    flags = ("--host", "bert", "--epochs", "1", "--batch-size", "8", "--quiet")
+    inlay_here("train", *flags, "--train", "odd.jsonl", "--out", "runs/odd")
+    page = (place / "runs" / "odd" / "report.html").read_text()
+    assert "<script" not in page
+    assert "日本語" in page[page.index("Confusion matrix") :]
+    write_rows(place / "numbers.jsonl", [{"text": f"w{i}", "label": i} for i in range(10)])  # one row validates
+    told = inlay_here("train", *flags, "--kind", "regression", "--train", "numbers.jsonl", "--out", "runs/numbers")
+    assert told.splitlines()[1].split() == ["pearson", "—"]
+    assert "pearson nan" in (place / "runs" / "numbers" / "report.html").read_text()
+
+
 def scores_of(run):
     return json.loads((run / "run.json").read_text())["scores"]
 
@@ -79,6 +104,23 @@ def test_predict_from_stdin_agrees_with_a_file(inlay_cli, inlay_here, trained, p
     assert [json.loads(line) for line in (place / "labels.jsonl").read_text().splitlines()] == from_stdin
 
 
+def test_a_line_of_text_ends_where_a_file_says_so(inlay_here, trained, place):
+    texts = ["w1\u2028good", "w2\x0cbad"]
+    (place / "lines.txt").write_text("\r\n".join(texts) + "\r\n", newline="")
+    told = inlay_here("predict", "runs/a", "--file", "lines.txt")
+    assert [json.loads(line)["text"] for line in told.split("\n")[:-1]] == texts
+
+
+def test_choices_are_predicted_from_the_command_line(inlay_here, place):
+    some = [{"q": "w1", "of": ["good", "bad"][:: 1 - 2 * (i % 2)], "label": i % 2} for i in range(32)]
+    write_rows(place / "choices.jsonl", some)
+    flags = ("--kind", "choice", "--text", "q", "--choices", "of", "--batch-size", "8", "--epochs", "1", "--quiet")
+    inlay_here("train", "--host", "bert", "--train", "choices.jsonl", *flags, "--out", "runs/choice")
+    told = json.loads(inlay_here("predict", "runs/choice", "w1", "bad", "good", "fine"))
+    assert told["of"] == ["bad", "good", "fine"]
+    assert len(told["probabilities"]) == 3
+
+
 def test_inspect_and_ls_know_the_runs(inlay_cli, inlay_here, fused, place):
     assert "members" in inlay_cli("inspect", "runs/fused").stdout
     inlay_here("inspect", "runs/fused", "--picture", "heat.png")
@@ -94,6 +136,14 @@ def test_prune_measures_what_it_costs(inlay_cli, inlay_here, fused):
     assert len(told["kept"]) == len(told["gone"]) == 1
     assert told["before"] == scores_of(fused)
     assert json.loads(inlay_here("eval", "runs/pruned", "--json"))["scores"] == told["after"]
+    assert "What the fusion listens to" in (fused.parent / "pruned" / "report.html").read_text()
+
+
+def test_a_fusion_is_exported_with_its_members(inlay_cli, inlay_here, fused, place):
+    words = ("export", "runs/fused", "--format", "adapterhub", "--out", "as-adapters")
+    assert "--without-head" in inlay_cli(*words, code=2).stderr
+    inlay_here(*words, "--without-head")
+    assert sorted(folder.name for folder in (place / "as-adapters").iterdir()) == ["a", "b", "fusion"]
 
 
 def test_merge_makes_a_mixture_plain_with_the_same_answers(inlay_cli, inlay_here, place):

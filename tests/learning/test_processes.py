@@ -4,18 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import safetensors.torch
 import torch
-
-SCRIPT = """
-import json, sys
-import torch
-torch.set_num_threads(1)
-from inlay.learning import Settings, train
-train(Settings(**json.loads(sys.argv[1])))
-"""
 
 
 def test_two_processes_are_one(small, tmp_path):
@@ -25,20 +16,20 @@ def test_two_processes_are_one(small, tmp_path):
     host = save_bert(tmp_path / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     fields = {
         "host": str(host), "train": str(small / "train.jsonl"), "validation": str(small / "validation.jsonl"), "threads": 1, "lr": 1e-2,
-        "batch_size": 15, "epochs": 2, "options": {"reduction": 2}, "head_dropout": 0.0,
+        "batch_size": 15, "accumulate": 2, "epochs": 2, "head_dropout": 0.0, "name": "own",
     }  # fmt: skip
-    one = train(Settings(**fields, out=tmp_path / "one"))
-    script = tmp_path / "two.py"
-    script.write_text(SCRIPT)
+    one = train(Settings(**fields, options={"reduction": 2}, out=tmp_path / "one"))
+    flags = [word for name, value in fields.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     command = [
-        sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no",
-        "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1", str(script), json.dumps(fields | {"out": str(tmp_path / "two")}),
+        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+        "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no", "--num_cpu_threads_per_process", "1",
+        "-m", "inlay.cli", "train", *flags, "--options", "reduction=2", "--out", str(tmp_path / "two"), "--json",
     ]  # fmt: skip
-    root = str(Path(__file__).parents[2])
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=root, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
+        command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["processes"] == 2, "one process speaks for both"
     weights = [
         safetensors.torch.load_file(run / "inlay" / "weights.safetensors") for run in (one.folder, tmp_path / "two")
     ]

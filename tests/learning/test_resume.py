@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 import safetensors
@@ -15,7 +16,7 @@ import torch
 
 import inlay
 from inlay.checkpoint import read
-from inlay.learning.interrupt import Interrupted
+from inlay.learning.interrupt import Interrupted, Interrupts
 from inlay.learning.job import train
 from inlay.learning.loop import _Loop, fit
 from inlay.learning.objective import objective_for
@@ -90,8 +91,8 @@ def _leave_at(step):
 
 def settings(small, out, **more):
     return Settings(
-        host=str(small / "bert"), train=small / "train.jsonl", validation=small / "validation.jsonl", out=out, threads=1,
-        **{"options": {"reduction": 2}, "lr": 1e-2, "epochs": 1, "batch_size": 16, "save_every": 1} | more,
+        host=str(small / "bert"), validation=small / "validation.jsonl", out=out, threads=1, name="own",
+        **{"train": small / "train.jsonl", "options": {"reduction": 2}, "lr": 1e-2, "epochs": 1, "batch_size": 16, "save_every": 1} | more,
     )  # fmt: skip
 
 
@@ -116,6 +117,28 @@ def test_a_signal_saves_the_run_and_resuming_finishes_it(small, tmp_path, monkey
     assert not resumed.checkpoint.exists()
     with pytest.raises(inlay.ConfigError, match="is finished"):
         train(Settings(**run.config() | {"out": run.folder}), resume=True)
+
+
+def test_a_run_does_not_go_on_with_other_rows(small, tmp_path, monkeypatch):
+    own = tmp_path / "train.jsonl"
+    shutil.copyfile(small / "train.jsonl", own)
+    begun = settings(small, tmp_path / "run", train=own)
+    with monkeypatch.context() as patch:
+        patch.setattr("inlay.learning.loop._Loop._leave_if_asked", _leave_at(2))
+        with pytest.raises(Interrupted):
+            train(begun)
+    own.write_text(own.read_text() + '{"text": "w1", "label": "third"}\n' * 3)
+    with pytest.raises(inlay.ConfigError, match=r"not those that the run began with .*'train': 96.*'train': 99.*third"):
+        train(begun, resume=True)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_second_signal_leaves_at_once_unless_a_launcher_sent_it(alone):
+    with Interrupts(alone=alone) as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt) if alone else nullcontext():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.seen == signal.SIGINT
 
 
 def test_killed_at_any_moment_a_run_can_be_resumed(small, tmp_path):

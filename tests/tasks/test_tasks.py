@@ -91,6 +91,21 @@ def test_columns_may_be_templates(tmp_path):
     assert prepared.train[0].texts[0][0].endswith("? so")
 
 
+def test_labels_that_look_like_numbers_and_are_none(tmp_path):
+    prepared = prepare(Data(train=write(tmp_path / "t.jsonl", some(20, ("²", "--1")))))
+    assert prepared.task.labels == ("--1", "²")
+
+
+def test_choices_may_be_several_columns_as_csv_has_them(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("q,a,b,right\n" + "why?,so,or so,1\n" * 20, encoding="utf-8")
+    prepared = prepare(Data(train=file, kind="choice", text="q", choices="a, b", label="right"))
+    assert prepared.train[0].texts == (("why?", "so"), ("why?", "or so"))
+    assert prepared.train[0].target == 1
+    with pytest.raises(DataError, match="no column 'c'"):
+        prepare(Data(train=file, kind="choice", text="q", choices="a,c", label="right"))
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -119,7 +134,10 @@ def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
         ([*some(10), {"text": "one", "label": "rare"}], "single row of the class 'rare'"),
         ([{"text": f"{i}", "label": "x"} for i in range(10)], "only one class"),
         ([*some(10), {"text": None, "label": "x"}], "line 11: column 'text' is missing or null"),
-        ([*some(10), {"text": "a", "label": None}], "line 11: column 'label' is missing or null"),
+        ([*some(10), {"text": "a", "label": None}], "line 11: column 'label' is missing, null or empty"),
+        ([*some(10), {"text": "a", "label": ""}], "line 11: column 'label' is missing, null or empty"),
+        ([*some(10), {"text": "a", "label": float("nan")}], "line 11: column 'label' is missing, null or empty"),
+        ([{"text": f"{i}", "label": i / 7} for i in range(20)], r"and 15 more\..* use kind: regression"),
         ([*some(10), {"text": "  ", "label": "x"}], "line 11: the text"),
     ],
 )
@@ -130,8 +148,8 @@ def test_rows_that_cannot_be_learned_from(tmp_path, rows, message):
 
 
 def test_all_broken_rows_are_counted(tmp_path):
-    rows = [*some(10), *({"text": None, "label": "x"} for _ in range(8))]
-    with pytest.raises(DataError, match="and 3 more"):
+    rows = [*some(50), *({"text": None, "label": "x"} for _ in range(8))]
+    with pytest.raises(DataError, match="(?s)line 51: .*line 55: .*and 3 more"):
         prepare(Data(train=write(tmp_path / "t.jsonl", rows), validation=write(tmp_path / "v.jsonl", some(4))))
 
 

@@ -85,9 +85,6 @@ def main(arguments: list[str] | None = None) -> None:
         _leave("stopped.", 130, debug)
     except InlayError as error:
         _leave(f"error: {error}", 2, debug)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; nothing more to say
-        sys.exit(0)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = f"the disk is full; what was saved before is whole ({error})" if full else str(error)
@@ -105,5 +102,6 @@ def _calm() -> None:
     """Before torch and transformers are imported: no spinning threads, no chatter."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from inlay.cli.flags import json_flag
+from inlay.cli.flags import host_flag, json_flag, path_argument, threads_flag
 from inlay.cli.output import columns, tell
 
 HELP = """Measure a run or an inlay on a split of its task, or on a file.
@@ -46,15 +46,15 @@ command = click.Command(
     callback=work,
     help=HELP,
     params=[
-        click.Argument(["path"], type=click.Path(path_type=Path)),
+        path_argument,
         click.Option(
             ["--split"],
             type=click.Choice(["train", "validation", "test"]),
             help="The split; without it test, or validation.",
         ),
         click.Option(["--file"], type=click.Path(path_type=Path), help="Labelled rows of your own instead."),
-        click.Option(["--host"], help="The host, where it has moved or PATH is an inlay without one."),
-        click.Option(["--threads"], type=click.IntRange(min=1), help="Threads of torch; without it half of the cores."),
+        host_flag,
+        threads_flag,
         json_flag,
     ],
 )

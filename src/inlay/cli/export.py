@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from inlay.cli.flags import json_flag
+from inlay.cli.flags import host_flag, json_flag, path_argument
 from inlay.cli.output import tell
 
 HELP = """Write an inlay as another library reads it: peft (LoRA) or adapterhub (bottlenecks, Compacter, fusions).
@@ -20,7 +20,7 @@ Example:
 
 
 def work(path: Path, out: Path, format: str, host: str | None, without_head: bool, as_json: bool) -> None:
-    from inlay.errors import ConfigError
+    from inlay.errors import ConfigError, InlayError
     from inlay.host import inlays_of
     from inlay.interop import export
     from inlay.learning.opened import open_for_use
@@ -28,12 +28,16 @@ def work(path: Path, out: Path, format: str, host: str | None, without_head: boo
     opened = open_for_use(path, host)
     if opened.name is None:
         raise ConfigError(f"{path} has no inlay: the whole host was trained. It is a transformers folder already.")
-    if without_head:
-        inlays_of(opened.host)[opened.name].drop_head()
     members = getattr(inlays_of(opened.host)[opened.name].method, "members", ())
-    written = [export(opened.host, member, out / member, format) for member in members]  # type: ignore[arg-type]
-    target = out / "fusion" if members else out
-    written.append(export(opened.host, opened.name, target, format))  # type: ignore[arg-type]
+    targets = {member: out / member for member in members} | {opened.name: out / "fusion" if members else out}
+    if without_head:
+        for name in targets:
+            inlays_of(opened.host)[name].drop_head()
+    try:
+        written = [export(opened.host, name, target, format) for name, target in targets.items()]  # type: ignore[arg-type]
+    except InlayError as error:
+        hint = "\nTo write it without a head: --without-head" if "head" in str(error) and not without_head else ""
+        raise type(error)(f"{error}{hint}") from None
     tell(
         f"{opened.name} as {format} reads it: {', '.join(map(str, written))}",
         {"name": opened.name, "format": format, "paths": [str(each) for each in written]},
@@ -44,11 +48,11 @@ def work(path: Path, out: Path, format: str, host: str | None, without_head: boo
 command = click.Command(
     "export", callback=work, help=HELP,
     params=[
-        click.Argument(["path"], type=click.Path(path_type=Path)),
+        path_argument,
         click.Option(["--format"], type=click.Choice(["peft", "adapterhub"]), required=True, help="Whose form."),
         click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The folder to write."),
         click.Option(["--without-head"], is_flag=True, help="Leave its head out, if that format has no such head."),
-        click.Option(["--host"], help="The host, where it has moved or PATH is an inlay without one."),
+        host_flag,
         json_flag,
     ],
 )  # fmt: skip

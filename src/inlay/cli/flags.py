@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from inspect import get_annotations
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -15,16 +16,22 @@ from inlay.errors import ConfigError
 
 json_flag = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, for machines.")
 quiet_flag = click.Option(["--quiet"], is_flag=True, help="Show no progress.")
+path_argument = click.Argument(["path"], type=click.Path(path_type=Path))
+host_flag = click.Option(["--host"], help="The host, where it has moved or PATH is an inlay without one.")
+threads_flag = click.Option(
+    ["--threads"], type=click.IntRange(min=1), help="Threads of torch; without it half of the cores."
+)
 config_flag = click.Option(
     ["--config"], type=click.Path(path_type=Path), help="A YAML file with the same names as the flags; flags win."
 )
 
 
 def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[click.Parameter]:
-    """An option for each field of a config."""
+    """An option for each field of a config: its own fields first, then those of its bases."""
     made: list[click.Parameter] = []
-    for name, field in config.model_fields.items():
-        if name in leave_out:
+    for name in [name for base in config.__mro__ for name in get_annotations(base)]:
+        field = config.model_fields.get(name)
+        if field is None or name in leave_out:
             continue
         kind, several = _kind(field.annotation)
         default = field.default if isinstance(field.default, str | int | float) and not field.is_required() else None

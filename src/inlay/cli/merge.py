@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from inlay.cli.flags import json_flag
+from inlay.cli.flags import host_flag, json_flag, path_argument
 from inlay.cli.output import tell
 
 HELP = """Turn a mixture into a plain inlay: the mean of its modules, a fraction of the size, the same answers.
@@ -41,9 +41,9 @@ def work(path: Path, out: Path, host: str | None, as_json: bool) -> None:
 command = click.Command(
     "merge", callback=work, help=HELP,
     params=[
-        click.Argument(["path"], type=click.Path(path_type=Path)),
+        path_argument,
         click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The inlay to write."),
-        click.Option(["--host"], help="The host, where it has moved or PATH is an inlay without one."),
+        host_flag,
         json_flag,
     ],
 )  # fmt: skip

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
-
-import click
 
 from inlay.learning.files import as_json
 
 
 def tell(text: str, facts: Any, json: bool) -> None:
     """The text, or with --json the facts."""
-    click.echo(as_json(facts, indent=1) if json else text)
+    say(as_json(facts, indent=1) if json else text)
+
+
+def say(text: str) -> None:
+    """On stdout, all of it or an error: click.echo is silent about what a full disk did not take."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what was not taken does not fail again at exit
+        if not isinstance(error, BrokenPipeError):  # the reader has gone, as in `| head`: nothing more to say
+            raise
 
 
 def columns(rows: Sequence[Sequence[Any]], header: Sequence[str] = ()) -> str:
@@ -29,6 +39,8 @@ def columns(rows: Sequence[Sequence[Any]], header: Sequence[str] = ()) -> str:
 
 
 def _shown(value: Any) -> str:
+    if value is None:  # a metric that is not defined
+        return "—"
     if isinstance(value, float):
         return f"{value:.4f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

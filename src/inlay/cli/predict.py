@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from inlay.cli.flags import host_flag, path_argument, threads_flag
+from inlay.cli.output import say
+
 HELP = """Label texts from the command line, a file or stdin; JSON lines out.
 
 A file is .jsonl, .csv, .tsv or .parquet with the task's text columns, or .txt with one text per line (a tab before the
-second text of a pair). Stdin is read as .txt, or as .jsonl where a line begins with {.
+second text of a pair, or before each choice). Stdin is read as .txt, or as .jsonl where a line begins with {.
 
 \b
 Examples:
   inlay predict runs/sentiment "I liked it."
   inlay predict runs/rte "It rains." "The street is wet."
+  inlay predict runs/copa "It rained. What is the effect?" "The street is wet." "The sun came out."
   inlay predict runs/sentiment --file reviews.csv --out labels.jsonl
   cat reviews.txt | inlay predict runs/sentiment
 """
@@ -43,46 +46,39 @@ def work(
         write_whole(out, "\n".join(lines) + "\n")
         click.echo(f"{len(lines):,} predictions: {out}", err=True)
     else:
-        click.echo("\n".join(lines))
+        say("\n".join(lines))
 
 
 def _table(task: Any, texts: tuple[str, ...], file: Path | None) -> Any:
     """What is to be labelled, as rows with the task's columns."""
     from inlay.tasks.errors import DataError
-    from inlay.tasks.rows import Table, read_table
+    from inlay.tasks.rows import Table, decoded, json_row, read_table, read_text
 
     if texts:
         return Table([_row(task, texts, "the command line")], "the command line")
     if file is not None and file.suffix != ".txt":
         return read_table(file)
     source = str(file) if file is not None else "stdin"
-    try:
-        content = (file.read_bytes() if file is not None else sys.stdin.buffer.read()).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{source} cannot be read as UTF-8: {error}") from None
-    rows = list(_rows(task, content, source))
+    content = read_text(file) if file is not None else decoded(sys.stdin.buffer.read(), source)
+    rows, lines = [], []
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            where = f"{source}, line {number}"
+            as_json = line.lstrip().startswith("{")
+            rows.append(json_row(line, where) if as_json else _row(task, tuple(line.rstrip("\r").split("\t")), where))
+            lines.append(number)
     if not rows:
         raise DataError(f"{source} is empty: there is nothing to label.")
-    return Table(rows, source)
-
-
-def _rows(task: Any, content: str, source: str) -> Iterator[dict[str, Any]]:
-    from inlay.tasks.errors import DataError
-
-    for number, line in enumerate(content.splitlines(), start=1):
-        if line.lstrip().startswith("{"):
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{source}, line {number}: not a JSON object: {error}") from None
-        elif line.strip():
-            yield _row(task, tuple(line.split("\t")), f"{source}, line {number}")
+    return Table(rows, source, lines)
 
 
 def _row(task: Any, texts: tuple[str, ...], where: str) -> dict[str, Any]:
     from inlay.tasks.errors import DataError
 
     columns = task.columns(labelled=False)
+    if task.kind == "choice" and len(task.choice_columns) == 1 and len(texts) > len(columns):
+        choices = list(texts[len(columns) - 1 :])  # the last column is a list
+        return dict(zip(columns, (*texts[: len(columns) - 1], choices), strict=True))
     if len(texts) != len(columns):
         raise DataError(f"{where}: {task.name} reads {len(columns)} text(s) ({', '.join(columns)}), got {len(texts)}.")
     return dict(zip(columns, texts, strict=True))
@@ -93,13 +89,13 @@ command = click.Command(
     callback=work,
     help=HELP,
     params=[
-        click.Argument(["path"], type=click.Path(path_type=Path)),
+        path_argument,
         click.Argument(["texts"], nargs=-1),
         click.Option(["--file"], type=click.Path(path_type=Path), help="Rows to label."),
         click.Option(
             ["--out"], type=click.Path(path_type=Path), help="Write here instead of stdout, whole or not at all."
         ),
-        click.Option(["--host"], help="The host, where it has moved or PATH is an inlay without one."),
-        click.Option(["--threads"], type=click.IntRange(min=1), help="Threads of torch; without it half of the cores."),
+        host_flag,
+        threads_flag,
     ],
 )

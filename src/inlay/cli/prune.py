@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from inlay.cli.flags import json_flag
+from inlay.cli.flags import json_flag, path_argument, threads_flag
 from inlay.cli.output import columns, tell
 
 HELP = """Take the members out of a fusion that it does not listen to, and measure what that costs.
@@ -36,11 +36,11 @@ def work(path: Path, out: Path, keep: int | None, threshold: float | None, threa
 command = click.Command(
     "prune", callback=work, help=HELP,
     params=[
-        click.Argument(["path"], type=click.Path(path_type=Path)),
+        path_argument,
         click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The run folder to write."),
         click.Option(["--keep"], type=click.IntRange(min=1), help="Keep so many members, the most active ones."),
         click.Option(["--threshold"], type=float, help="Or keep the members with at least this mean weight."),
-        click.Option(["--threads"], type=click.IntRange(min=1), help="Threads of torch; without it half of the cores."),
+        threads_flag,
         json_flag,
     ],
 )  # fmt: skip

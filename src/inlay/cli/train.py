@@ -34,6 +34,8 @@ def work(config: Path | None, resume: Path | None, as_json: bool, quiet: bool, *
 
 def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_json: bool, quiet: bool) -> None:
     """Train, say how it went; on an interrupt, how to go on."""
+    from accelerate import PartialState
+
     from inlay.learning.interrupt import Interrupted
     from inlay.learning.job import train
     from inlay.learning.run import Run
@@ -45,8 +47,11 @@ def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_
     try:
         run = train(settings, resume=resume is not None, watch=watcher(quiet))
     except Interrupted as stopped:
-        click.echo(f"stopped by {stopped} and saved. To go on: inlay train --resume {settings.out}", err=True)
+        if PartialState().is_main_process:
+            click.echo(f"stopped by {stopped} and saved. To go on: inlay train --resume {settings.out}", err=True)
         raise click.exceptions.Exit(128 + stopped.signal_number) from None
+    if not PartialState().is_main_process:  # one process speaks for all
+        return
     record = run.record()
     text = columns(
         [(name, value) for name, value in record["scores"].items()],

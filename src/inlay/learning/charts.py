@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,8 +32,8 @@ def confusion(labels: Sequence[str], targets: Sequence[int], predictions: Sequen
     size = max(3.0, 0.6 * len(labels) + 1.5)
     figure, axis = _figure(size + 1, size)
     axis.imshow(counts, cmap="Blues")
-    axis.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
-    axis.set_yticks(range(len(labels)), labels)
+    axis.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
+    axis.set_yticks(range(len(labels)), labels, parse_math=False)
     axis.set_xlabel("predicted")
     axis.set_ylabel("true")
     highest = max(map(max, counts))
@@ -45,9 +46,13 @@ def confusion(labels: Sequence[str], targets: Sequence[int], predictions: Sequen
 
 
 def svg(figure: Any) -> str:
-    """A matplotlib figure as an <svg> element."""
+    """A matplotlib figure as an <svg> element; text stays text, for letters that matplotlib's font does not have."""
+    from matplotlib import rc_context
+
     stream = io.StringIO()
-    figure.savefig(stream, format="svg", bbox_inches="tight")
+    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(stream, format="svg", bbox_inches="tight")
     text = stream.getvalue()
     return text[text.index("<svg") :]
 

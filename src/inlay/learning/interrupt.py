@@ -16,11 +16,15 @@ class Interrupted(Exception):
 
 
 class Interrupts:
-    """While this scope is open, the first signal is only noted."""
+    """While this scope is open, the first signal is only noted.
+
+    alone: a second one leaves at once. Not where a launcher passes on to its processes what the terminal sent them too.
+    """
 
     CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = True) -> None:
+        self.alone = alone
         self.seen: int | None = None
 
     def __enter__(self) -> Interrupts:
@@ -36,6 +40,6 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.seen is not None:
+        if self.seen is not None and self.alone:
             raise KeyboardInterrupt
         self.seen = number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from transformers import PreTrainedModel
 from inlay.checkpoint import CARD, MANIFEST, WEIGHTS, read_manifest, save
 from inlay.errors import ConfigError, InlayError
 from inlay.folders import replacing
-from inlay.host import summary
+from inlay.fusions import fusion_method
+from inlay.host import inlays_of, summary
 from inlay.learning.evaluate import ask
 from inlay.learning.hosts import form_of, longest_input, open_config, open_host, own_head
 from inlay.learning.interrupt import Interrupted
@@ -55,12 +57,16 @@ def get_ready(settings: Settings) -> Job:
     host, tokenizer = open_host(settings.host, prepared.task)
     form = form_of(prepared.task, host.config)
     head = own_head(prepared.task, form, host, settings.head_layers, settings.head_dropout)
-    name = begin(host, settings.name or prepared.task.name, settings.mode, head, method=method, members=members)
-    settings = settings.model_copy(
-        update=filled(settings, kind_of(settings), text=form == "text").model_dump(include={"lr", "epochs"})
-    )
+    name = begin(host, settings.name or _usual_name(settings.out), settings.mode, head, method=method, members=members)
+    resolved = filled(settings, kind_of(settings), text=form == "text").model_dump(include={"lr", "epochs"})
+    settings = settings.model_copy(update=resolved | {"name": name})
     language = Language(prepared.task, form, tokenizer, longest_input(host, tokenizer, settings.max_length))
     return Job(settings, prepared, host, language, name)
+
+
+def _usual_name(out: Path) -> str:
+    """An inlay is called like its run's folder, with what a name may hold."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(out).absolute().name).strip("._-")[:64] or "own"
 
 
 def _checked(settings: Settings) -> tuple[Method | None, Prepared, list[Path]]:
@@ -106,8 +112,11 @@ def train(settings: Settings, *, resume: bool = False, watch: Watcher | None = N
         if resume and run.record().get("status") == "finished":
             raise ConfigError(f"{run.folder} is finished. Look at it with: inlay inspect {run.folder}")
         job = get_ready(settings)
+        facts = _facts(job) | {"processes": accelerator.num_processes}
+        if resume:
+            _check_same_rows(run.record(), facts)
         run.write_config(_lasting(job.settings))
-        run.note(status="running", **_facts(job))
+        run.note(status="running", **facts)
         for note in job.prepared.notes:
             watch.say(note)
         try:
@@ -116,6 +125,13 @@ def train(settings: Settings, *, resume: bool = False, watch: Watcher | None = N
             run.note(status="interrupted")
             raise
     return run
+
+
+def _check_same_rows(begun: dict[str, Any], now: dict[str, Any]) -> None:
+    """A checkpoint is a place among the rows that the run began with."""
+    if begun and (begun["rows"], begun["task"]) != (now["rows"], now["task"]):
+        then, here = (f"rows {facts['rows']}, labels {facts['task']['labels']}" for facts in (begun, now))
+        raise ConfigError(f"the files are not those that the run began with ({then}; now {here}). Train anew.")
 
 
 def _lasting(settings: Settings) -> dict[str, Any]:
@@ -160,8 +176,9 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: Split, answers: list[A
     scores = job.language.measure(judged, answers)
     if job.name is not None:
         if job.settings.mode == "fusion":
-            for member in job.settings.members:
-                _keep_member(inlay_in(member), run.members)
+            names = fusion_method(inlays_of(job.host)[job.name]).members
+            for name, member in zip(names, job.settings.members, strict=True):
+                keep_member(inlay_in(member), run.members / name)
         save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores)
     if job.settings.mode == "full":
         own = {name: tensor for name, tensor in job.host.state_dict().items() if not name.startswith("inlays.")}
@@ -177,14 +194,14 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: Split, answers: list[A
         examples_per_second=round(outcome.examples_per_second, 2),
         padding=round(outcome.padding, 4),
     )
-    write_report(run, job, judged, answers)
+    write_report(run, job.host, job.prepared.task, judged, answers)
     run.note(status="finished")
     run.checkpoint.unlink(missing_ok=True)
 
 
-def _keep_member(folder: Path, members: Path) -> None:
+def keep_member(folder: Path, target: Path) -> None:
     """A copy of a member, whole or not at all."""
-    with replacing(members / str(read_manifest(folder).name), (MANIFEST,)) as copy:
+    with replacing(target, (MANIFEST,)) as copy:
         for file in (MANIFEST, WEIGHTS, CARD):
             if (folder / file).exists():
                 shutil.copyfile(folder / file, copy / file)

@@ -61,7 +61,11 @@ def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path
     AcceleratorState._reset_state()  # accelerate keeps the first precision of a process; each run has its own
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     return Accelerator(
-        mixed_precision=recipe.precision, log_with=list(trackers) or None, project_dir=folder, kwargs_handlers=[unused]
+        cpu=not torch.accelerator.is_available(),  # without it processes on CPUs do not find each other
+        mixed_precision=recipe.precision,
+        log_with=list(trackers) or None,
+        project_dir=folder,
+        kwargs_handlers=[unused],
     )
 
 
@@ -150,7 +154,7 @@ class _Loop:
         began = time.monotonic()
         self.watch.start(self.title, self.position.step, int(self.total))
         try:
-            with Interrupts() as interrupts:
+            with Interrupts(alone=self.accelerator.num_processes == 1) as interrupts:
                 for rows in self._batches():
                     self._step(rows)
                     self._leave_if_asked(interrupts)
@@ -214,7 +218,8 @@ class _Loop:
         self.position.loss_sum += summed
         self.position.loss_steps += 1
         best = self.position.best
-        self.watch.step(self.position.step, summed, f"{self.language.task.main} {best:.3f}" if best is not None else "")
+        known = best is not None and math.isfinite(best)
+        self.watch.step(self.position.step, summed, f"{self.language.task.main} {best:.3f}" if known else "")
         every = recipe.eval_every or self.per_epoch
         if self.position.step % every == 0:
             self._evaluate()

@@ -10,11 +10,12 @@ full      the host and a head                     nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from inlay.checkpoint import load
+from inlay.checkpoint import load, read_manifest
 from inlay.errors import ConfigError
 from inlay.fusions import add_fusion
 from inlay.heads import Head
@@ -41,7 +42,7 @@ def begin(
     elif mode == "fusion":
         if len(members) < 2:
             raise ConfigError(f"a fusion needs at least two members, got {len(members)}.")
-        _fusion(host, name, [load(host, member) for member in members], head)
+        _fusion(host, name, _loaded(host, members), head)
     elif head is not None:
         add(host, name, HeadOnly(), head=head)
     elif mode == "head":
@@ -52,6 +53,16 @@ def begin(
         return _everything(host, name if head is not None else None)
     train(host, name)
     return name
+
+
+def _loaded(host: PreTrainedModel, members: Sequence[Path]) -> list[str]:
+    """Set members into the host; where another has a member's name already, under that name with a number."""
+    names: list[str] = []
+    for member in members:
+        own = read_manifest(member).name
+        free = (name for number in count(1) if (name := own if number == 1 else f"{own[:60]}-{number}") not in names)
+        names.append(str(load(host, member, name=next(free))))
+    return names
 
 
 def _fusion(host: PreTrainedModel, name: str, members: list[str], head: Head | None) -> None:

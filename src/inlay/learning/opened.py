@@ -87,7 +87,7 @@ def _open_run(run: Run, host_name: str | None) -> Opened:
     task = Task(**record["task"])
     host, tokenizer = open_host(str(run.host) if run.host.is_dir() else host_name or record["host"], task)
     for member in sorted(run.members.iterdir()) if run.members.is_dir() else []:
-        load(host, member)
+        load(host, member, name=member.name)
     name = load(host, run.inlay) if record["name"] else None
     return _ready(host, tokenizer, task, name, run, record["max_length"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,9 @@ from inlay.fusions import fusion_method, prune
 from inlay.host import activate, inlays_of, remove
 from inlay.learning.attention import attention_on
 from inlay.learning.evaluate import ask
+from inlay.learning.job import keep_member
 from inlay.learning.opened import open_for_use
+from inlay.learning.report import write_report
 from inlay.learning.run import Run
 
 
@@ -31,16 +32,18 @@ def write_pruned(path: Path, out: Path, keep: int | None, threshold: float | Non
         kept = fusion_method(inlays_of(opened.host)[smaller]).members
         activate(opened.host, smaller)
         remove(opened.host, name)
-        after = opened.language.measure(judged, ask(opened.host, opened.language, judged))
+        answers = ask(opened.host, opened.language, judged)
+        after = opened.language.measure(judged, answers)
         for member in kept:
-            shutil.copytree(old.members / member, run.members / member)
+            keep_member(old.members / member, run.members / member)
         save(opened.host, smaller, run.inlay, task=opened.language.task.name, metrics=after)
         run.write_config(
             old.config() | {"members": [str((run.members / member).absolute()) for member in kept], "name": smaller}
         )
-        run.note(
-            **old.record()
-            | {"name": smaller, "scores": after, "status": "finished", "pruned_from": str(old.folder.absolute())}
-        )
+        validation = opened.language.measure(chosen, ask(opened.host, opened.language, chosen))
+        changed = {"name": smaller, "scores": after, "validation": validation, "status": "running"}
+        run.note(**old.record() | changed | {"pruned_from": str(old.folder.absolute())})
+        write_report(run, opened.host, opened.language.task, judged, answers)
+        run.note(status="finished")
     gone = [member.name for member in sorted(old.members.iterdir()) if member.name not in kept]
     return {"name": smaller, "before": before, "after": after, "kept": list(kept), "gone": gone, "run": str(out)}

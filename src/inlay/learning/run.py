@@ -16,6 +16,7 @@ import fcntl
 import importlib.metadata
 import json
 import platform
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +63,7 @@ class Run:
         """Nobody else may write here meanwhile. The lock goes with the process, however that ends."""
         if self.folder.exists() and not self.folder.is_dir():
             raise ConfigError(f"{self.folder} is a file; a run needs a folder.")
+        made = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("a") as lock:
             try:
@@ -76,7 +78,11 @@ class Run:
                 raise ConfigError(
                     f"{self.folder} is not empty (it holds {', '.join(there[:6])}). Choose another folder.{hint}"
                 )
-            yield
+            try:
+                yield
+            finally:
+                if made and [file.name for file in self.folder.iterdir()] == [LOCK]:  # nothing came of it
+                    shutil.rmtree(self.folder)
 
     # settings and record
 

@@ -26,7 +26,7 @@ class Settings(Data, Recipe):
     out: Path
     """The run folder to write; it must be new or empty."""
     name: str | None = None
-    """The inlay's name; without it the task's."""
+    """The inlay's name; without it the run folder's."""
     mode: Mode = "inlay"
     """What trains: inlay, head (only a head), full (everything) or fusion (over members)."""
     method: str = "pfeiffer"
@@ -42,7 +42,7 @@ class Settings(Data, Recipe):
     threads: int | None = Field(default=None, ge=1)
     """Threads of torch; without it half of the cores."""
     trackers: tuple[Tracker, ...] = ()
-    """Also log to these, where they are installed."""
+    """Also log to these, where they are installed: tensorboard, wandb, mlflow."""
 
     @field_validator("options", mode="before")
     @classmethod

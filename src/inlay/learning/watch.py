@@ -47,7 +47,8 @@ class Lines:
             return
         self.shown = now
         left = (now - self.began) / max(1, done - self.first) * (self.total - done)
-        self.say(f"{self.title}  {done}/{self.total}  loss {loss:.3f}  {score}  {clock(left)} left")
+        parts = (self.title, f"{done}/{self.total}", f"loss {loss:.3f}", score, f"{clock(left)} left")
+        self.say("  ".join(part for part in parts if part))
 
     def say(self, text: str) -> None:
         print(text, file=self.stream, flush=True)

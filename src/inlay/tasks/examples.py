@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,11 +37,16 @@ def label_text(value: Any) -> str:
     return str(value).strip()
 
 
+def is_missing(value: Any) -> bool:
+    """Null, an empty cell of a CSV file, or what pandas writes for it."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
 def find_labels(task: Task, table: Table) -> tuple[str, ...]:
     """The labels of the training rows in alphabetical order, numbers by size."""
     check_columns(table, [task.label])
-    values = {label_text(row[task.label]) for row in table.rows if row.get(task.label) is not None}
-    if all(value.lstrip("-").isdigit() for value in values):
+    values = {label_text(row[task.label]) for row in table.rows if not is_missing(row.get(task.label))}
+    if all(re.fullmatch("-?[0-9]+", value) for value in values):
         return tuple(sorted(values, key=int))
     return tuple(sorted(values))
 
@@ -63,10 +69,11 @@ def examples(task: Task, table: Table, *, labelled: bool = True) -> list[Example
         try:
             made.append(_example(task, row, labelled))
         except DataError as error:
-            problems.append(f"{table.where(index)}: {error}")
+            line = table.lines[index] if table.lines else index
+            problems.append((line, f"{table.where(index)}: {error}"))
     if problems:
         more = f"\n… and {len(problems) - AT_MOST} more" if len(problems) > AT_MOST else ""
-        raise DataError("\n".join(problems[:AT_MOST]) + more)
+        raise DataError("\n".join(told for _, told in sorted(problems)[:AT_MOST]) + more)
     return made
 
 
@@ -78,15 +85,23 @@ def _example(task: Task, row: Row, labelled: bool) -> Example:
     if task.kind != "choice":
         group = fill(task.group, row) if task.group and labelled else None
         return Example(((text, pair),), _target(task, row) if labelled else None, group)
-    choices = row.get(task.choices)
-    if not isinstance(choices, list) or len(choices) < 2:
-        raise DataError(f"{task.choices!r} must be a list of two or more choices, got {choices!r}")
+    choices = _choices(task, row)
     texts: tuple[tuple[str, str | None], ...]
     if task.blank is None:
         texts = tuple((text, str(choice)) for choice in choices)
     else:
         texts = tuple((text.replace(task.blank, str(choice)), None) for choice in choices)
     return Example(texts, _choice(row.get(task.label), choices) if labelled else None)
+
+
+def _choices(task: Task, row: Row) -> list[Any]:
+    several = task.choice_columns
+    if len(several) > 1:
+        return [fill(column, row) for column in several]
+    choices = row.get(task.choices)
+    if not isinstance(choices, list) or len(choices) < 2:
+        raise DataError(f"{task.choices!r} must be a list of two or more choices, got {choices!r}")
+    return choices
 
 
 def fill(text: str, row: Row) -> str:
@@ -112,9 +127,11 @@ def _choice(value: Any, choices: list[Any]) -> int:
 
 
 def _target(task: Task, row: Row) -> int | float | str:
-    value = row.get(task.label)
-    if value is None:
-        raise DataError(f"column {task.label!r} is missing or null")
+    value: Any = row.get(task.label)
+    if task.kind == "text" and value == "":
+        return ""
+    if is_missing(value):
+        raise DataError(f"column {task.label!r} is missing, null or empty")
     if task.kind == "text":
         return str(value)
     if task.kind == "regression":
@@ -137,9 +154,11 @@ def check_classes(task: Task, training: Sequence[Example], source: str) -> None:
     if len(counts) < 2:
         only = task.labels[next(iter(counts))] if counts else "none"  # type: ignore[call-overload]
         raise DataError(f"{source} has only one class ({only}); classification needs two or more.")
-    lonely = [task.labels[int(target)] for target, count in counts.items() if count == 1]  # type: ignore[arg-type]
+    lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
     if lonely:
+        more = f" and {len(lonely) - AT_MOST} more" if len(lonely) > AT_MOST else ""
+        numbers = " If it is a number to predict, use kind: regression." if len(lonely) > AT_MOST else ""
         raise DataError(
-            f"{source} has a single row of the class {', '.join(map(repr, sorted(lonely)))}. "
-            f"Add rows of it, or take it out or join it with another class."
+            f"{source} has a single row of the class {', '.join(map(repr, lonely[:AT_MOST]))}{more}. "
+            f"Add rows of it, or take it out or join it with another class.{numbers}"
         )

@@ -52,9 +52,9 @@ def read_table(path: str | Path) -> Table:
     if kind[0] == ".parquet" and not zipped:
         table = _parquet(path)
     elif kind[0] in (".jsonl", ".json"):
-        table = _json_lines(_text(path, zipped), str(path))
+        table = _json_lines(read_text(path, zipped), str(path))
     elif kind[0] in (".csv", ".tsv"):
-        table = _separated(_text(path, zipped), str(path), "," if kind[0] == ".csv" else "\t")
+        table = _separated(read_text(path, zipped), str(path), "," if kind[0] == ".csv" else "\t")
     else:
         raise DataError(
             f"{path}: the format is told by the name, which must end in one of {', '.join(FORMATS)}, or .gz after it."
@@ -73,19 +73,25 @@ def _beside(path: Path) -> str:
     )
 
 
-def _text(path: Path, zipped: bool) -> str:
+def read_text(path: Path, zipped: bool = False) -> str:
+    """What a file says."""
     try:
         data = path.read_bytes()
         if zipped:
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
+    return decoded(data, str(path))
+
+
+def decoded(data: bytes, source: str) -> str:
+    """UTF-8, with or without a mark at its start."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise DataError(
-            f"{path}, line {line}: byte {data[error.start]:#04x} is not UTF-8. Convert the file, for instance with: "
+            f"{source}, line {line}: byte {data[error.start]:#04x} is not UTF-8. Convert the file, for instance with: "
             f"iconv -f latin1 -t utf-8"
         ) from None
 
@@ -95,15 +101,21 @@ def _json_lines(text: str, source: str) -> Table:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{source}, line {number}: not a JSON object on one line: {error}") from None
-        if not isinstance(row, dict):
-            raise DataError(f'{source}, line {number}: expected an object such as {{"text": ...}}, got {line[:60]}')
-        rows.append(row)
+        rows.append(json_row(line, f"{source}, line {number}"))
         lines.append(number)
     return Table(rows, source, lines)
+
+
+def json_row(line: str, where: str) -> Row:
+    """One line of a JSON lines file."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise DataError(f"{where}: not a JSON object on one line: {reason}") from None
+    if not isinstance(row, dict):
+        raise DataError(f'{where}: expected an object such as {{"text": ...}}, got {line[:60]}')
+    return row
 
 
 def _separated(text: str, source: str, delimiter: str) -> Table:

@@ -41,13 +41,13 @@ class Data(Config):
     pair: str | None = None
     """Column or template of the second text."""
     choices: str | None = None
-    """Column with a row's choices (kind choice)."""
+    """Column with a list of the row's choices, or several columns with one each: a,b,c (kind choice)."""
     label: str | None = None
     """Column of the label."""
     labels: tuple[str, ...] | None = None
     """The labels in order; without them they are found and shown."""
     metrics: tuple[Metric, ...] | None = None
-    """Metrics, the main one first."""
+    """Metrics, the main one first: accuracy, f1, macro_f1, matthews, pearson, spearman, exact_match, token_f1."""
     splits: Literal["official", "compacter"] = "official"
     """compacter: halve the validation rows, or hold out 1,000 training rows, so that there is a test set."""
     rows: int | None = Field(default=None, ge=1)

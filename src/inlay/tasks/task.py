@@ -62,7 +62,7 @@ class Task(Config):
     pair: str | None = None
     """Column or template of the second text of a pair."""
     choices: str = "choices"
-    """Column with a row's choices (kind choice)."""
+    """Column with a list of the row's choices, or several columns with one each: "a,b,c" (kind choice)."""
     blank: str | None = None
     """Kind choice: the mark in `text` that each choice fills in; without it a choice is the second text."""
     label: str = "label"
@@ -116,12 +116,17 @@ class Task(Config):
         """The metric that early stopping and reports go by."""
         return self.metrics[0]
 
+    @property
+    def choice_columns(self) -> list[str]:
+        """The column of the choices, or one column for each."""
+        return [column.strip() for column in self.choices.split(",")]
+
     def columns(self, labelled: bool = True) -> list[str]:
         """Every column that a row must have."""
         texts = [self.text, self.pair, self.group if labelled else None]
         found = [name for text in texts if text for name in fields_of(template(text))]
         if self.kind == "choice":
-            found.append(self.choices)
+            found += self.choice_columns
         return list(dict.fromkeys([*found, self.label] if labelled else found))
 
 
