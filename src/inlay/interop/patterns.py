@@ -16,22 +16,25 @@ from inlay.errors import ConfigError
 LONGEST = 2000
 LARGEST_COUNT = 1000
 PATIENCE = 3.0
-"""Seconds for all patterns of one file; an honest file takes milliseconds."""
+"""Seconds of matching for all patterns of one file; an honest file takes milliseconds."""
 
 
 class Patterns:
     """The patterns of one file, and the time that is left for them."""
 
     def __init__(self) -> None:
-        self.until = time.monotonic() + PATIENCE
+        self.left = PATIENCE
 
     def matches(self, text: str, path: str) -> bool:
         """Whether a pattern matches a module's whole path."""
         pattern = _compiled(text)
+        began = time.monotonic()
         try:
-            return pattern.fullmatch(path, timeout=max(self.until - time.monotonic(), 1e-3)) is not None
+            matched = pattern.fullmatch(path, timeout=max(self.left, 1e-3))
         except TimeoutError:
             raise ConfigError(f"the pattern {text[:80]!r} takes too long to match the name of a module") from None
+        self.left -= time.monotonic() - began
+        return matched is not None
 
 
 def _compiled(text: str) -> regex.Pattern[str]:
