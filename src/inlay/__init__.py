@@ -76,6 +76,7 @@ _PUBLIC = {
         "BitFit",
         "LoRA",
         "Mixture",
+        "HeadOnly",
     ),
     "inlay.mixtures": ("MixtureLoss", "average", "ensemble", "fold", "merge", "mixture_loss", "routing", "unfold"),
     "inlay.parameters": ("count",),
