@@ -29,8 +29,11 @@ import torch
 import transformers
 
 import inlay
-from inlay.learning import Language, Recipe, fit, open_host, own_head
-from inlay.tasks import Data, prepare
+from inlay.data import Data, prepare
+from inlay.training.codec import Language
+from inlay.training.loop import fit
+from inlay.training.recipe import Recipe
+from inlay.training.workbench import open_host, own_head
 
 FIXED = 128
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import inlay
-from inlay import anatomy
+from inlay.anatomy import families
 from inlay.methods import METHODS, Bottleneck
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +51,7 @@ def short(page: Path) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=short)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(anatomy, "FAMILIES", dict(anatomy.FAMILIES))
+    monkeypatch.setattr(families, "FAMILIES", dict(families.FAMILIES))
     known = dict(METHODS)
     space: dict = {"__name__": "page"}
     try:

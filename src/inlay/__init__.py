@@ -9,15 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inlay.analysis.activations import FusionActivations, fusion_activations
-    from inlay.analysis.plots import plot_fusion
-    from inlay.anatomy import Branch, Family, Layers, Projection, register_family
-    from inlay.checkpoint import load, save
+    from inlay.anatomy.families import register_family
+    from inlay.anatomy.places import Branch, Family, Layers, Projection
+    from inlay.checkpoints.export import export
+    from inlay.checkpoints.load import load
+    from inlay.checkpoints.ours import save
+    from inlay.compose.attention import FusionActivations, fusion_activations
+    from inlay.compose.average import average
+    from inlay.compose.collapse import Collapse, collapse
+    from inlay.compose.ensemble import ensemble, routing
+    from inlay.compose.fold import fold, unfold
+    from inlay.compose.fuse import add_fusion, penalty
+    from inlay.compose.merge import merge
+    from inlay.compose.mix import MixtureLoss, mixture_loss
+    from inlay.compose.prune import prune
     from inlay.errors import AnatomyError, CheckpointError, ConfigError, InlayError, NamingError, SetupError
-    from inlay.fusions import Collapse, add_fusion, collapse, penalty, prune
-    from inlay.heads import Head
-    from inlay.host import activate, activated, active, add, freeze, leave_out, remove, strip, summary, train
-    from inlay.interop import export
+    from inlay.host.count import count
+    from inlay.host.heads import Head
+    from inlay.host.setup import Average, Fuse, Rows, Setup, Stack
+    from inlay.host.verbs import activate, activated, active, add, freeze, leave_out, remove, strip, summary, train
     from inlay.methods import (
         METHODS,
         PHM,
@@ -35,54 +45,38 @@ if TYPE_CHECKING:
         Parallel,
         Pfeiffer,
     )
-    from inlay.mixtures import MixtureLoss, average, ensemble, fold, merge, mixture_loss, routing, unfold
-    from inlay.parameters import count
-    from inlay.setup import Average, Fuse, Rows, Setup, Stack
+    from inlay.report.plots import plot_fusion
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "inlay.host": (
-        "activate",
-        "activated",
-        "active",
-        "add",
-        "freeze",
-        "leave_out",
-        "remove",
-        "strip",
-        "summary",
-        "train",
+    "inlay.host.verbs": (
+        "activate", "activated", "active", "add", "freeze", "leave_out", "remove", "strip", "summary", "train",
     ),
-    "inlay.checkpoint": ("load", "save"),
-    "inlay.interop": ("export",),
-    "inlay.fusions": ("Collapse", "add_fusion", "collapse", "penalty", "prune"),
-    "inlay.analysis.activations": ("FusionActivations", "fusion_activations"),
-    "inlay.analysis.plots": ("plot_fusion",),
-    "inlay.setup": ("Average", "Fuse", "Rows", "Setup", "Stack"),
-    "inlay.heads": ("Head",),
+    "inlay.host.setup": ("Average", "Fuse", "Rows", "Setup", "Stack"),
+    "inlay.host.heads": ("Head",),
+    "inlay.host.count": ("count",),
+    "inlay.compose.fuse": ("add_fusion", "penalty"),
+    "inlay.compose.prune": ("prune",),
+    "inlay.compose.collapse": ("Collapse", "collapse"),
+    "inlay.compose.attention": ("FusionActivations", "fusion_activations"),
+    "inlay.compose.mix": ("MixtureLoss", "mixture_loss"),
+    "inlay.compose.merge": ("merge",),
+    "inlay.compose.ensemble": ("ensemble", "routing"),
+    "inlay.compose.average": ("average",),
+    "inlay.compose.fold": ("fold", "unfold"),
+    "inlay.checkpoints.ours": ("save",),
+    "inlay.checkpoints.load": ("load",),
+    "inlay.checkpoints.export": ("export",),
+    "inlay.report.plots": ("plot_fusion",),
     "inlay.methods": (
-        "METHODS",
-        "Method",
-        "Houlsby",
-        "Pfeiffer",
-        "Parallel",
-        "Bapna",
-        "AdapterDrop",
-        "PHM",
-        "Compacter",
-        "CompacterPlusPlus",
-        "LowRank",
-        "BitFit",
-        "LoRA",
-        "Mixture",
-        "HeadOnly",
+        "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop", "PHM", "Compacter",
+        "CompacterPlusPlus", "LowRank", "BitFit", "LoRA", "Mixture", "HeadOnly",
     ),
-    "inlay.mixtures": ("MixtureLoss", "average", "ensemble", "fold", "merge", "mixture_loss", "routing", "unfold"),
-    "inlay.parameters": ("count",),
-    "inlay.anatomy": ("Branch", "Family", "Layers", "Projection", "register_family"),
+    "inlay.anatomy.families": ("register_family",),
+    "inlay.anatomy.places": ("Branch", "Family", "Layers", "Projection"),
     "inlay.errors": ("AnatomyError", "CheckpointError", "ConfigError", "InlayError", "NamingError", "SetupError"),
-}
+}  # fmt: skip
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_HOME)
 

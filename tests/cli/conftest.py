@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.learning.small import rows, save_bert, write_rows
+from tests.training.small import rows, save_bert, write_rows
 
 RUN = [sys.executable, "-W", "error::UserWarning:inlay", "-c", "from inlay.cli import main; main()"]
 
@@ -72,7 +72,8 @@ DATA = (
 @pytest.fixture(scope="session")
 def trained(inlay_cli, place) -> Path:
     """Two runs: inlays of two sizes."""
-    from inlay.learning import Settings, train
+    from inlay.runs.settings import Settings
+    from inlay.runs.train import train
 
     inlay_cli("train", *DATA, "--name", "a", "--options", "reduction=2", "--out", "runs/a")
     files = {"train": place / "train.jsonl", "validation": place / "validation.jsonl"}

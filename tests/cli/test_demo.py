@@ -10,8 +10,8 @@ from inlay.cli import main
 from inlay.demo.corpora import SENTIMENT, corpus
 from inlay.demo.studies import MODES, Tweets
 from inlay.demo.workers import Workers
-from inlay.learning.watch import Silent
-from tests.learning.small import rows
+from inlay.training.progress import Silent
+from tests.training.small import rows
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from inlay.cli import main
 from tests.cli.conftest import RUN
-from tests.learning.small import rows, write_rows
+from tests.training.small import rows, write_rows
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_run_folder_that_is_not_empty_or_in_use(there, mistake):
     (there / "run" / "thesis.txt").write_text("three years of work")
     assert "is not empty (it holds thesis.txt)" in mistake(*TRAIN, "--train", "train.jsonl")
     assert (there / "run" / "thesis.txt").read_text() == "three years of work"
-    from inlay.learning.run import Run
+    from inlay.runs.folder import Run
 
     with Run(there / "busy").held(fresh=True):
         held = subprocess.run(
@@ -111,7 +111,7 @@ def test_a_run_folder_that_is_not_empty_or_in_use(there, mistake):
 
 
 def test_a_full_disk_loses_nothing(there, capsys, monkeypatch):
-    from inlay.learning import state
+    from inlay.training import state
 
     written = []
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from inlay.cli.app import VERBS
 from tests.cli.conftest import DATA
-from tests.learning.small import rows, write_rows
+from tests.training.small import rows, write_rows
 
 
 def test_help_is_quick_and_does_not_import_torch(inlay_cli, place):

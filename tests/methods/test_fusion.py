@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import inlay
-from inlay import plan
+from inlay.methods.acting import Seen
 from inlay.methods.base import Form
 from inlay.methods.bottleneck import Adapter
-from inlay.methods.fusion import Choose, FusionLayer, cheapest, pack
+from inlay.methods.fusion import Choose, Fused, FusionLayer, cheapest, pack
+from tests.host.test_parity import GOLDEN, golden_host, golden_logits, pour
 from tests.hosts import FAMILIES, batch, classifier, logits, row, shake
-from tests.test_parity import GOLDEN, golden_host, golden_logits, pour
 
 WIDTH = 12
 
@@ -170,7 +170,7 @@ def test_every_kind_of_member_on_every_family(family: str, query: str) -> None:
     site = next(s for s in host.inlays.sites.values() if s.place.kind == "ffn" and s.place.layer == 1)
     step, caught = site.step, {}
 
-    def spy(h: Tensor, seen: plan.Seen) -> Tensor:
+    def spy(h: Tensor, seen: Seen) -> Tensor:
         caught.update(h=h, seen=seen, out=step(h, seen))
         return caught["out"]
 
@@ -704,7 +704,7 @@ def test_collapse_is_exactly_the_fusion_at_its_mean_weights(family: str, value: 
         assert sum(weights.values()) == pytest.approx(1)
     inlay.activate(host, "f")
     for key, site in host.inlays.sites.items():  # the same weights, forced at every token of the fusion
-        if isinstance(site.step, plan.Fused):
+        if isinstance(site.step, Fused):
             site.step.pinned = report.weights[key.replace(":", ".")]
     wanted = logits(host)
     inlay.activate(host, "plain")

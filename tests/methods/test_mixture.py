@@ -11,8 +11,8 @@ import transformers as hf
 from torch.nn import functional as F
 
 import inlay
+from inlay.compose.mix import distance
 from inlay.methods.mixture import Alternatives, alternatives
-from inlay.mixtures import distance
 from tests.hosts import CAUSAL, FAMILIES, SMALL, T5, batch, classifier, logits, shake, shaken
 
 METHODS = [inlay.Houlsby(size=4), inlay.Pfeiffer(size=4), inlay.Parallel(size=4), inlay.Bapna(size=4), inlay.LoRA(rank=2), inlay.PHM(size=4),

@@ -23,7 +23,7 @@ Examples:
 
 
 def work(out: Path | None, data_dir: Path | None, seeds: int, processes: int | None, as_json: bool) -> None:
-    from inlay.learning.run import Run
+    from inlay.runs.folder import Run
 
     out = out or _free(Path("runs") / "demo")
     with Run(out).held(fresh=True):

@@ -22,9 +22,9 @@ Examples:
 def work(
     path: Path, split: str | None, file: Path | None, host: str | None, threads: int | None, as_json: bool
 ) -> None:
-    from inlay.learning.evaluate import ask
-    from inlay.learning.opened import open_for_use
-    from inlay.learning.threads import use_threads
+    from inlay.runs.use import open_for_use
+    from inlay.training.evaluate import ask
+    from inlay.training.threads import use_threads
 
     use_threads(threads)
     opened = open_for_use(path, host)

@@ -20,10 +20,10 @@ Example:
 
 
 def work(path: Path, out: Path, format: str, host: str | None, without_head: bool, as_json: bool) -> None:
+    from inlay.checkpoints.export import export
     from inlay.errors import ConfigError, InlayError
-    from inlay.host import inlays_of
-    from inlay.interop import export
-    from inlay.learning.opened import open_for_use
+    from inlay.host.verbs import inlays_of
+    from inlay.runs.use import open_for_use
 
     opened = open_for_use(path, host)
     if opened.name is None:

@@ -9,7 +9,7 @@ import click
 
 from inlay.cli.flags import config_flag, flags, json_flag, quiet_flag
 from inlay.cli.train import run_job
-from inlay.learning.settings import Settings
+from inlay.runs.settings import Settings
 
 HELP = """Learn to combine trained inlays for a target task.
 

@@ -29,10 +29,11 @@ def work(
     pickled: bool,
     as_json: bool,
 ) -> None:
-    from inlay.checkpoint import load, save
-    from inlay.host import inlays_of
-    from inlay.learning.hosts import open_host
-    from inlay.tasks.task import Task
+    from inlay.checkpoints.load import load
+    from inlay.checkpoints.ours import save
+    from inlay.data.task import Task
+    from inlay.host.verbs import inlays_of
+    from inlay.training.workbench import open_host
 
     opened, _ = open_host(host, Task(name=path.name, kind=task))  # type: ignore[arg-type]
     for each in member:

@@ -29,7 +29,7 @@ def work(path: Path, picture: Path | None, as_json: bool) -> None:
 
 
 def _run(path: Path) -> dict[str, Any]:
-    from inlay.learning.run import Run
+    from inlay.runs.folder import Run
 
     run = Run(path)
     record, history = run.record(), run.history()
@@ -54,7 +54,7 @@ def _run(path: Path) -> dict[str, Any]:
 def _inlay(path: Path) -> dict[str, Any]:
     import safetensors
 
-    from inlay.checkpoint import WEIGHTS, read_manifest
+    from inlay.checkpoints.manifest import WEIGHTS, read_manifest
 
     manifest = read_manifest(path)
     with safetensors.safe_open(path / WEIGHTS, "pt") as file:
@@ -65,10 +65,10 @@ def _inlay(path: Path) -> dict[str, Any]:
 
 
 def _heat_map(path: Path, picture: Path) -> list[str]:
-    from inlay.analysis.plots import plot_fusion
     from inlay.errors import SetupError
-    from inlay.learning.attention import attention_on
-    from inlay.learning.opened import open_for_use
+    from inlay.report.plots import plot_fusion
+    from inlay.runs.use import open_for_use
+    from inlay.training.evaluate import attention_on
 
     opened = open_for_use(path)
     if opened.name is None:

@@ -56,7 +56,7 @@ def _registered(node: ast.stmt) -> str | None:
 
 
 def _tasks() -> list[tuple[str, str, str, str]]:
-    from inlay.tasks import builtin_tasks
+    from inlay.data import builtin_tasks
 
     return [
         (t.name, t.kind, t.main, t.hub.path if t.hub else "on request from its owner") for t in builtin_tasks().values()
@@ -76,7 +76,7 @@ def _families() -> list[tuple[str]]:
 
 
 def _runs(folder: Path) -> list[tuple[str, str, str, str, str]]:
-    from inlay.learning.run import find_runs
+    from inlay.runs.folder import find_runs
 
     rows = []
     for run in find_runs(folder):

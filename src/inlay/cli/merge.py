@@ -18,11 +18,12 @@ Example:
 
 
 def work(path: Path, out: Path, host: str | None, as_json: bool) -> None:
-    from inlay.checkpoint import read_manifest, save
+    from inlay.checkpoints.manifest import read_manifest
+    from inlay.checkpoints.ours import save
+    from inlay.compose.merge import merge
     from inlay.errors import ConfigError
-    from inlay.learning.job import inlay_in
-    from inlay.learning.opened import open_for_use
-    from inlay.mixtures import merge
+    from inlay.runs.train import inlay_in
+    from inlay.runs.use import open_for_use
 
     opened = open_for_use(path, host)
     manifest = read_manifest(inlay_in(path))

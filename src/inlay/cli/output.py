@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from inlay.learning.files import as_json
+from inlay.storage.plain_json import as_json
 
 
 def tell(text: str, facts: Any, json: bool) -> None:

@@ -25,10 +25,10 @@ NEED_OTHERS = ("fusion", "mixture", "wide", "head")
 
 def work(host: str, method: str | None, options: tuple[str, ...], as_json: bool) -> None:
     from inlay.errors import ConfigError, InlayError
-    from inlay.learning.hosts import open_config
-    from inlay.learning.settings import named_values
+    from inlay.host.count import NAMED_HOSTS, count
     from inlay.methods.base import METHODS, method_from
-    from inlay.parameters import NAMED_HOSTS, count
+    from inlay.runs.settings import named_values
+    from inlay.training.workbench import open_config
 
     config = NAMED_HOSTS[host] if host in NAMED_HOSTS else open_config(host)
     if method is not None:

@@ -31,9 +31,9 @@ def work(
     path: Path, texts: tuple[str, ...], file: Path | None, out: Path | None, host: str | None, threads: int | None
 ) -> None:
     from inlay.errors import ConfigError
-    from inlay.learning.files import write_whole
-    from inlay.learning.opened import open_for_use
-    from inlay.learning.threads import use_threads
+    from inlay.runs.use import open_for_use
+    from inlay.storage.files import write_whole
+    from inlay.training.threads import use_threads
 
     if texts and file is not None:
         raise ConfigError("give texts or a file, not both.")
@@ -51,8 +51,8 @@ def work(
 
 def _table(task: Any, texts: tuple[str, ...], file: Path | None) -> Any:
     """What is to be labelled, as rows with the task's columns."""
-    from inlay.tasks.errors import DataError
-    from inlay.tasks.rows import Table, decoded, json_row, read_table, read_text
+    from inlay.data.errors import DataError
+    from inlay.data.rows import Table, decoded, json_row, read_table, read_text
 
     if texts:
         return Table([_row(task, texts, "the command line")], "the command line")
@@ -73,7 +73,7 @@ def _table(task: Any, texts: tuple[str, ...], file: Path | None) -> Any:
 
 
 def _row(task: Any, texts: tuple[str, ...], where: str) -> dict[str, Any]:
-    from inlay.tasks.errors import DataError
+    from inlay.data.errors import DataError
 
     columns = task.columns(labelled=False)
     if task.kind == "choice" and len(task.choice_columns) == 1 and len(texts) > len(columns):

@@ -20,8 +20,8 @@ Example:
 
 
 def work(path: Path, out: Path, keep: int | None, threshold: float | None, threads: int | None, as_json: bool) -> None:
-    from inlay.learning.pruned import write_pruned
-    from inlay.learning.threads import use_threads
+    from inlay.runs.prune import write_pruned
+    from inlay.training.threads import use_threads
 
     use_threads(threads)
     facts = write_pruned(path, out, keep, threshold)

@@ -9,7 +9,7 @@ import click
 
 from inlay.cli.flags import config_flag, flags, json_flag, merged, quiet_flag
 from inlay.cli.output import columns, tell
-from inlay.learning.settings import Settings
+from inlay.runs.settings import Settings
 
 HELP = """Train one inlay, a head, or the whole host on a task.
 
@@ -36,10 +36,10 @@ def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_
     """Train, say how it went; on an interrupt, how to go on."""
     from accelerate import PartialState
 
-    from inlay.learning.interrupt import Interrupted
-    from inlay.learning.job import train
-    from inlay.learning.run import Run
-    from inlay.learning.watch import watcher
+    from inlay.runs.folder import Run
+    from inlay.runs.train import train
+    from inlay.training.interrupt import Interrupted
+    from inlay.training.progress import watcher
 
     settings = (
         Settings(**Run(resume).config() | {"out": resume}) if resume is not None else Settings(**merged(config, given))

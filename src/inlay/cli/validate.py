@@ -9,7 +9,7 @@ import click
 
 from inlay.cli.flags import config_flag, flags, json_flag, merged
 from inlay.cli.output import columns, tell
-from inlay.learning.settings import Settings
+from inlay.runs.settings import Settings
 
 HELP = """Check a config, its rows and its cost before training; all mistakes are named at once.
 
@@ -21,8 +21,8 @@ Examples:
 
 
 def work(config: Path | None, as_json: bool, **given: Any) -> None:
-    from inlay.learning.estimate import estimate
-    from inlay.learning.job import get_ready
+    from inlay.runs.estimate import estimate
+    from inlay.runs.train import get_ready
 
     job = get_ready(Settings(**{"out": Path("runs/unnamed")} | merged(config, given)))
     facts = estimate(job)

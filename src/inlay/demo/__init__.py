@@ -12,7 +12,7 @@ from inlay.demo.stages import Chain, LearnSource, TryMode
 from inlay.demo.studies import Inference, Study, Tweets
 from inlay.demo.wheels import host_folder, rows_folder
 from inlay.demo.workers import Workers
-from inlay.learning.threads import cores
+from inlay.training.threads import cores
 
 
 def run_demo(

@@ -12,9 +12,9 @@ import csv
 import random
 from pathlib import Path
 
-from inlay.tasks.examples import Example
-from inlay.tasks.splits import Prepared
-from inlay.tasks.task import Task
+from inlay.data.examples import Example
+from inlay.data.splits import Prepared
+from inlay.data.task import Task
 
 SENTIMENT = {
     "movies": "movieReviewSnippets",

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from inlay.analysis.activations import FusionActivations
-from inlay.analysis.plots import plot_fusion
+from inlay.compose.attention import FusionActivations
 from inlay.demo.studies import MODES, Study
-from inlay.learning.attention import heat_map
-from inlay.learning.files import as_json, write_whole
-from inlay.learning.page import code, page, section, table
+from inlay.report.page import code, page, section, table
+from inlay.report.plots import fusion_svg, plot_fusion
+from inlay.storage.files import write_whole
+from inlay.storage.plain_json import as_json
 
 Results = Sequence[dict[str, Any]]
 WORDS = {"head": "head only", "full": "full fine-tuning", "single": "single inlay", "fused": "fusion of all"}
@@ -73,7 +73,7 @@ def write_page(out: Path, study: Study, results: Results, seconds: float) -> Pat
     for target in study.targets:
         seen = attention(results, target)
         plot_fusion(seen, out / f"{target}-heat")
-        parts.append(section(f"What the fusion for {target} listens to", heat_map(seen)))
+        parts.append(section(f"What the fusion for {target} listens to", fusion_svg(seen)))
     recipes = [(mode, recipe.lr or 0.0, recipe.epochs, recipe.batch_size) for mode, recipe in study.recipes.items()]
     parts.append(section("Recipes", table(recipes, ("trained", "lr", "epochs", "batch"))))
     facts = {

@@ -9,18 +9,17 @@ from typing import Any
 
 import torch
 
-from inlay.checkpoint import save
+from inlay.checkpoints.ours import save
+from inlay.data import Prepared
 from inlay.demo.studies import Study
-from inlay.learning.attention import attention_on
-from inlay.learning.evaluate import ask
-from inlay.learning.hosts import form_of, open_host, own_head
-from inlay.learning.loop import fit
-from inlay.learning.material import Language, Split
-from inlay.learning.modes import begin
-from inlay.learning.recipe import Mode, Recipe
-from inlay.learning.watch import Watcher
 from inlay.methods import Pfeiffer
-from inlay.tasks import Prepared
+from inlay.training.codec import Language, Split
+from inlay.training.evaluate import ask, attention_on
+from inlay.training.loop import fit
+from inlay.training.modes import begin
+from inlay.training.progress import Watcher
+from inlay.training.recipe import Mode, Recipe
+from inlay.training.workbench import form_of, open_host, own_head
 
 Result = dict[str, Any]
 Piece = Callable[[Watcher], list[Result]]

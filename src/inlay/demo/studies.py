@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from inlay.data import Data, Prepared, prepare
+from inlay.data.examples import Example
 from inlay.demo.corpora import corpus
-from inlay.learning.recipe import Recipe
-from inlay.tasks import Data, Prepared, prepare
-from inlay.tasks.examples import Example
+from inlay.training.recipe import Recipe
 
 MODES = ("head", "full", "single", "fused")
 

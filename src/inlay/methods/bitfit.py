@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from inlay.anatomy import Anatomy, Place
+from inlay.anatomy.places import Place
+from inlay.anatomy.survey import Anatomy
 from inlay.methods.base import Method, Reads, register
 
 

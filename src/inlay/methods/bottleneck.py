@@ -24,7 +24,8 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from inlay.anatomy import Anatomy, Place, in_layers
+from inlay.anatomy.places import Place, in_layers
+from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, nearest
 from inlay.methods.base import Form, Method, Reads, register
 

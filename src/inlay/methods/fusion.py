@@ -37,8 +37,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from inlay.anatomy import Anatomy, Place
+from inlay.anatomy.places import Place
+from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError
+from inlay.methods.acting import Seen, Step, fitting, read, spread
 from inlay.methods.base import Form, Method, Reads, register
 
 
@@ -265,3 +267,105 @@ class Fusion(Method):
         if place.projection is not None:
             query_width, width = place.projection.sizes(host.get_submodule(place.module))
         return FusionLayer(query_width, width, self.value)
+
+
+class Fused:
+    """h + Σ_n p_n V z_n: a fusion acts. Outside training its packed and folded members are kept until one changes."""
+
+    def __init__(
+        self, layer: FusionLayer, owner: Any, place: Place, names: tuple[str, ...],
+        members: tuple[tuple[Any, Reads] | None, ...], norm: Step | None, pinned: dict[str, float],
+    ) -> None:  # fmt: skip
+        self.layer = layer
+        self.owner = owner
+        self.place = place
+        self.names = names
+        self.members = members
+        self.norm = norm
+        self.pinned = pinned
+        self.query = owner.method.reads_at(place)
+        self.record: list[Tensor] | None = None
+        """While somebody looks inside: the weights (…, N) of every call."""
+        self._theirs = [where for member in members if member is not None for where in tensors_of(member[0])]
+        self._mine = tensors_of(layer)
+        self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
+
+    def __call__(self, h: Tensor, seen: Seen) -> Tensor:
+        inputs: dict[tuple[Reads, bool], Tensor] = {}
+
+        def given(reads: Reads, standardised: bool) -> Tensor:
+            if (reads, standardised) not in inputs:
+                x = fitting(read(reads, h, seen, self.norm), self.layer)
+                inputs[reads, standardised] = F.layer_norm(x, x.shape[-1:]) if standardised else x
+            return inputs[reads, standardised]
+
+        x = given(self.query, False)
+        chosen = self._chosen()
+        packed = self._pack(chosen)
+        folded = self._fold(packed, x.numel() // x.shape[-1], whole=len(chosen) == len(self.names))
+        method = self.owner.method
+        columns = {self.names[chosen[n]]: column for column, n in enumerate(packed.order)}
+        pinned = {columns[name]: weight for name, weight in self.pinned.items() if name in columns}
+        choose = Choose(method.temperature, method.dropout if self.owner.training else 0.0, pinned)
+        change, weights = self.layer(x, given, packed, folded, choose)
+        if self.record is not None:
+            self.record.append(weights.detach()[..., [columns[name] for name in self.names]])
+        return h + spread(change.to(h.dtype), self.place)
+
+    def _chosen(self) -> tuple[int, ...]:
+        """The members that take part: all of them, or this step's subset."""
+        everybody = tuple(range(len(self.names)))
+        if not self.owner.training or self.owner.chosen is None or self.record is not None:
+            return everybody
+        return tuple(n for n in everybody if self.names[n] in self.owner.chosen) or everybody
+
+    def _forms(self) -> list[Form | None]:
+        return [None if member is None else member[0].form(member[1]) for member in self.members]
+
+    def _pack(self, chosen: tuple[int, ...]) -> Pack:
+        width, like = self.layer.key.in_features, self.layer.key.weight
+        learning = learns(self._theirs)
+        if len(chosen) == len(self.names) and not learning:
+            return self._keep("pack", self._theirs, lambda: pack(self._forms(), width, like))
+        forms = self._forms() if learning else self._keep("forms", self._theirs, self._forms)
+        return pack([forms[n] for n in chosen], width, like)
+
+    def _fold(self, packed: Pack, tokens: int, whole: bool) -> Folded:
+        learning = learns(self._mine) or learns(self._theirs)
+        if learning:  # an optimizer may step next, and not every one of them leaves a trace on what it changes
+            self._kept.pop("folded", None)
+        elif whole and not torch.compiler.is_compiling():
+            return self._keep("folded", [*self._mine, *self._theirs], lambda: self.layer.fold(packed.rows))
+        return self.layer.fold(packed.rows, *cheapest(tokens, *packed.rows.shape))
+
+    def _keep(self, what: str, tensors: list[Where], make: Callable[[], Any]) -> Any:
+        """The kept value, made anew when one of the tensors it is made of has changed."""
+        if torch.compiler.is_compiling():
+            return make()
+        state = tuple(trace_of(where[name]) for where, name in tensors)
+        if self._kept.get(what, (None,))[0] != state:
+            like = self.layer.key.weight.device.type
+            with torch.inference_mode(False), torch.no_grad(), torch.autocast(like, enabled=False):
+                self._kept[what] = state, make()
+        return self._kept[what][1]
+
+
+Where = tuple[dict[str, Any], str]
+"""A module's own table of parameters or buffers and a name in it: it finds the tensor also after it was replaced."""
+
+
+def tensors_of(module: nn.Module) -> list[Where]:
+    """All a module computes with, what it shares with other modules included."""
+    parts = [*module.modules(), *(shared for m in module.modules() for shared in getattr(m, "borrowed", ()))]
+    return [(table, name) for m in parts for table in (m._parameters, m._buffers) for name in table]
+
+
+def learns(tensors: list[Where]) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for where, name in tensors if (t := where[name]) is not None)
+
+
+def trace_of(tensor: Tensor | None) -> tuple[Any, ...]:
+    """What tells that a tensor has been replaced or written to."""
+    if tensor is None:
+        return ()
+    return id(tensor), tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.dtype

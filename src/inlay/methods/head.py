@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from inlay.anatomy import Anatomy, Place
+from inlay.anatomy.places import Place
+from inlay.anatomy.survey import Anatomy
 from inlay.methods.base import Method, register
 
 

@@ -16,7 +16,8 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from inlay.anatomy import Anatomy, Place, in_layers
+from inlay.anatomy.places import Place, in_layers
+from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, nearest
 from inlay.methods.base import Form, Method, Reads, register
 from inlay.methods.bitfit import Bias

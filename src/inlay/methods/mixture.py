@@ -15,7 +15,8 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from inlay.anatomy import Anatomy, Place
+from inlay.anatomy.places import Place
+from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
 from inlay.methods.base import Method, Reads, method_from, register
 from inlay.methods.phm import KroneckerLinear

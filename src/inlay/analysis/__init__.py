@@ -1,1 +1,0 @@
-"""Looking inside: what a fusion attends to, and pictures of it."""

@@ -1,0 +1,1 @@
+"""Where things are in a host: places, families, probing."""

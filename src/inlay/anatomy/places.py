@@ -1,0 +1,110 @@
+"""Where things are in each model family. One family is one table entry of dotted names.
+
+    layer ─┬─ attention ── h ─┐            ┌─ ffn ── h ─┐
+           └────────────── r ─┴─(+)─[norm]─┴─────── r ──┴─(+)─[norm]──     post-LN: a norm after each sum
+                                                                           pre-LN:  a norm before each branch
+
+A `Place` is a spot in one host where an inlay can act. Its `kind` is
+  attention, ffn           the branch's output h, after the branch's dropout
+  attention.raw, ffn.raw   the same before that dropout
+  q k v o, cross_q …       the projections of self- and cross-attention
+  qkv                      the whole module where q, k and v are parts of one
+  ffn_in, ffn_out          the projections of the feed-forward network
+  linear                   every other linear map of the host
+  bias, head_bias          every module that adds a bias, below the head and in it
+  norm, head               modules that an inlay's own copy may stand in for
+Names are relative to the layer, the layers to `host.base_model`, which every transformers model has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One residual branch of a layer, h(r) + r."""
+
+    output: str
+    """Module whose output is h, after dropout where the dropout is a module."""
+    residual: tuple[str, int]
+    """(module, i): r is that module's i-th input."""
+    norm: str = ""
+    """Post-LN hosts: the norm of h + r. Empty in pre-LN hosts."""
+    raw: str = ""
+    """Module whose output is h before dropout. Empty: the same as `output`."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One linear map of a layer, or one part of a fused one."""
+
+    path: str
+    part: int = 0
+    """Which of the fused parts this is."""
+    parts: int = 1
+    """How many equal parts the module's output is made of."""
+    per_head: bool = False
+    """The parts alternate head by head (GPT-NeoX) instead of following each other."""
+
+    def sizes(self, module: nn.Module) -> tuple[int, int]:
+        """(input, output) of this part of a module, a Linear or transformers' transposed Conv1D."""
+        weight: Any = module.weight
+        d_out, d_in = weight.shape if isinstance(module, nn.Linear) else reversed(weight.shape)
+        return d_in, d_out // self.parts
+
+
+Roles = dict[str, tuple[Projection, ...]]
+"""Projections by their role: q, k, v, o, ffn_in …"""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A stack of layers: where its list is, and what is where in each layer."""
+
+    path: str
+    attention: Branch
+    ffn: Branch
+    projections: Mapping[str, tuple[Projection, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One entry of the table: every stack of a model family by its name, 'encoder' or 'decoder'."""
+
+    stacks: Mapping[str, Layers]
+    not_norms: tuple[str, ...] = ()
+    """Norms that do not act on the residual stream but on what all rows share, relative to the base model."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A spot in one host, with dotted names from the host's root."""
+
+    id: str
+    kind: str
+    module: str
+    """The module whose output an inlay changes."""
+    stack: str = ""
+    layer: int = -1
+    residual: tuple[str, int] | None = None
+    norm: str | None = None
+    projection: Projection | None = None
+    heads: int = 1
+    """Attention heads, where a fused projection alternates head by head."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether an inlay changes an output here; at norms and heads its own module stands in."""
+        return self.kind not in ("norm", "head")
+
+
+def in_layers(place: Place, names: Mapping[str, Any] | tuple[int | str, ...]) -> str | None:
+    """The name among `names` that means this place's layer, the most exact first."""
+    known = {str(name) for name in names}
+    mine = (place.id, place.id.removesuffix(".raw"), f"{place.stack}.{place.layer}", str(place.layer))
+    return next((name for name in mine if name in known), None)

@@ -1,0 +1,1 @@
+"""Save and load: our own folders, and those of adapters and peft."""

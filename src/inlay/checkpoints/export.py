@@ -1,0 +1,71 @@
+"""Write an inlay as a folder of another library."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from inlay.checkpoints.foreign import peft
+from inlay.checkpoints.foreign.adapterhub import folders as adapterhub
+from inlay.checkpoints.foreign.adapterhub.heads import CONFIG as HEAD
+from inlay.errors import ConfigError, InlayError, nearest
+from inlay.host.registry import Inlay
+from inlay.host.verbs import bare, inlays_of
+from inlay.methods import Mixture
+from inlay.storage.folders import replacing
+
+FORMATS: dict[str, ModuleType] = {"peft": peft, "adapterhub": adapterhub}
+KNOWN_BY = (adapterhub.ADAPTER[0], adapterhub.FUSION[0], HEAD)
+ONLY_IN_TRAINING = {"before_dropout": False, "drop_first": 0, "subset": None}
+"""Settings that change nothing in evaluation and have no word in either format, with the value that says nothing."""
+
+
+def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Literal["peft", "adapterhub"]) -> Path:
+    """Write an inlay as a folder of another library: LoRA for `peft`, or bottlenecks, fusions and LoRA for `adapters`.
+
+    What the format cannot express is refused with the reason. The folder is read back before it gets its name.
+    """
+    model, inlays = bare(host), inlays_of(host)
+    inlay = inlays[name]
+    if format not in FORMATS:
+        raise ConfigError(f"unknown format {format!r}.{nearest(str(format), FORMATS)}")
+    if isinstance(inlay.method, Mixture):
+        raise ConfigError(
+            f"{name!r} is a mixture, which only Inlay knows. Merge it first: inlay.merge(host, {name!r})."
+        )
+    library = FORMATS[format]
+    try:
+        files = library.write(model, inlays, inlay)
+    except InlayError as error:
+        raise ConfigError(f"{name!r} cannot be written as {format}: {error}") from None
+    silent = [field for field, nothing in ONLY_IN_TRAINING.items() if getattr(inlay.method, field, nothing) != nothing]
+    if silent:
+        warnings.warn(
+            f"{name}: {', '.join(silent)} acts only in training, and {format} has no word for it", stacklevel=2
+        )
+    with replacing(Path(path), KNOWN_BY) as temporary:
+        for file, content in files.items():
+            if file.endswith(".json"):
+                (temporary / file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            else:
+                safetensors.torch.save_file(content, temporary / file, metadata={"format": "pt"})
+        with torch.random.fork_rng(devices=[]):  # building it again takes nothing from the run's random numbers
+            _same(inlay, library.read_back(model, inlays, inlay, temporary))
+    return Path(os.path.abspath(path))
+
+
+def _same(inlay: Inlay, again: Inlay) -> None:
+    """Every tensor that both have is the same to rounding: in peft a bias is a value, and here a difference."""
+    mine, theirs = inlay.tensors(), again.tensors()
+    near = {key: 8 * torch.finfo(tensor.dtype).eps for key, tensor in mine.items() if key in theirs}
+    differ = [key for key, atol in near.items() if not torch.allclose(mine[key], theirs[key], rtol=0, atol=atol)]
+    if differ:
+        raise ConfigError(f"{inlay.name!r} does not read back the same: {', '.join(sorted(differ))}")

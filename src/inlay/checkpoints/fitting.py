@@ -1,0 +1,92 @@
+"""What does not fit: host, members and tensors of a saved inlay against those at hand."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from inlay.anatomy.survey import Anatomy
+from inlay.errors import CheckpointError
+from inlay.host.registry import Inlay, Inlays
+
+
+def misfit(folder: Path, problems: list[str]) -> CheckpointError:
+    listed = "\n".join(f"  - {problem}" for problem in problems)
+    return CheckpointError(f"{folder} does not fit this host; nothing was changed:\n{listed}")
+
+
+def pour(inlay: Inlay, tensors: dict[str, Tensor]) -> None:
+    """Put saved tensors into a freshly built inlay."""
+    with torch.no_grad():
+        for key, tensor in inlay.tensors().items():
+            tensor.copy_(tensors[key])
+
+
+def describe_host(host: PreTrainedModel, anatomy: Anatomy) -> dict[str, Any]:
+    """What an inlay has to find again in the host it is loaded into."""
+    config = host.config.get_text_config()
+    return {
+        "family": anatomy.family,
+        "hidden_size": anatomy.width,
+        "layers": dict(anatomy.depth),
+        "heads": getattr(config, "num_attention_heads", None),
+        "name": str(getattr(host.config, "name_or_path", "") or ""),
+    }
+
+
+def host_mismatches(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    return [
+        f"it was made for a host with {what} {saved.get(what)!r}, this one has {here[what]!r}"
+        for what in ("family", "hidden_size", "layers", "heads") if saved.get(what) != here[what]
+    ]  # fmt: skip
+
+
+def names_here(saved: dict[str, str], inlays: Inlays) -> dict[str, str]:
+    """Each member's name on this host, where it may have another one: it is known by its weights."""
+    found = {m: m for m, wanted in saved.items() if m in inlays and identity(inlays[m]) == wanted}
+    if len(found) < len(saved):
+        others = {identity(inlay): inlay.name for inlay in inlays if inlay.name not in found}
+        found |= {m: others.pop(wanted) for m, wanted in saved.items() if m not in found and wanted in others}
+    here = {m: found.get(m, m) for m in saved}
+    return here if len(set(here.values())) == len(saved) else {m: m for m in saved}
+
+
+def member_mismatches(saved: dict[str, str], inlays: Inlays, any_members: bool) -> list[str]:
+    problems = [f"its member {member!r} is not on this host; load it first" for member in saved if member not in inlays]
+    if not any_members:
+        problems += [
+            f"its member {member!r} is not the one it was trained with: the weights differ "
+            f"(any_members=True loads all the same)"
+            for member, wanted in saved.items() if member in inlays and identity(inlays[member]) != wanted
+        ]  # fmt: skip
+    return problems
+
+
+def identity(inlay: Inlay) -> str:
+    """By what a fusion knows a member again: the fingerprint of its file while it has not changed since, or its own."""
+    now = fingerprint(inlay.tensors())
+    return inlay.origin[0] if inlay.origin is not None and inlay.origin[1] == now else now
+
+
+def fingerprint(tensors: dict[str, Tensor]) -> str:
+    """A digest of names, dtypes, shapes and bytes."""
+    found = hashlib.sha256()
+    for key, tensor in sorted(tensors.items()):
+        found.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def tensor_mismatches(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+    problems = [f"tensor {key} is missing" for key in wanted.keys() - found.keys()]
+    problems += [f"tensor {key} is not expected" for key in found.keys() - wanted.keys()]
+    problems += [
+        f"tensor {key} has shape {tuple(found[key].shape)}, expected {tuple(wanted[key].shape)}"
+        for key in wanted.keys() & found.keys() if wanted[key].shape != found[key].shape
+    ]  # fmt: skip
+    return sorted(problems)

@@ -1,0 +1,136 @@
+"""Save and load: a folder of JSON and safetensors that proves itself whole before anything on the host is changed.
+
+    <folder>/inlay.json            what it is: format, method, host, head, labels, versions, digests
+             weights.safetensors   <place>.<parameter>, shared.<parameter>
+             README.md             a model card for people; not read back
+
+`folders.py` writes it whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from inlay.checkpoints.card import card
+from inlay.checkpoints.fitting import (
+    describe_host,
+    fingerprint,
+    host_mismatches,
+    identity,
+    member_mismatches,
+    misfit,
+    names_here,
+    pour,
+    tensor_mismatches,
+)
+from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest, digest_of, read_manifest
+from inlay.errors import CheckpointError, InlayError
+from inlay.host.heads import Head
+from inlay.host.registry import Inlay
+from inlay.host.verbs import bare, free_name, inlays_of, newcomer
+from inlay.methods.base import method_from
+from inlay.methods.fusion import Fusion
+from inlay.storage.folders import replacing
+
+
+def save(
+    host: nn.Module, name: str, path: str | os.PathLike[str], *,
+    task: str | None = None, metrics: dict[str, float] | None = None,
+) -> Path:  # fmt: skip
+    """Write an inlay to a folder, whole or not at all. `task` and `metrics` are noted in the manifest and the card."""
+    model, inlays = bare(host), inlays_of(host)
+    inlay = inlays[name]
+    manifest = {
+        "format": FORMAT,
+        "kind": "inlay",
+        "name": name,
+        "method": inlay.method.describe(),
+        "host": describe_host(model, inlays.anatomy),
+        "head": None if inlay.head is None else inlay.head.model_dump(mode="json"),
+        "norms": inlay.norms,
+        "task": task,
+        "metrics": metrics or {},
+        "versions": {package: importlib.metadata.version(package) for package in ("inlay", "torch", "transformers")},
+        "members": {member: identity(inlays[member]) for member in getattr(inlay.method, "members", ())},
+    }
+    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in inlay.tensors().items()}
+    return write(Path(path), manifest, tensors, card(manifest, tensors))
+
+
+def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members: bool) -> str:
+    """Set a saved inlay into a host; returns its name."""
+    manifest, tensors = read(folder)
+    name = manifest.name if name is None else name
+    free_name(host, name)
+    with newcomer(host) as inlays, torch.random.fork_rng(devices=[]):
+        problems = host_mismatches(manifest.host, describe_host(host, inlays.anatomy))
+        here = names_here(manifest.members, inlays)
+        members = {here[member]: wanted for member, wanted in manifest.members.items()}
+        problems += member_mismatches(members, inlays, any_members)
+        try:
+            head = None if manifest.head is None else Head(**manifest.head)
+            method = method_from(manifest.method)
+            if set(getattr(method, "members", ())) != set(manifest.members):
+                problems.append("its settings and its manifest name different members")
+            elif isinstance(method, Fusion):
+                method = method.renamed(here)
+            inlays.check_members(tuple(member for member in members if member in inlays))
+            draft = Inlay(name, method, head, manifest.norms).fill(host, inlays.anatomy, device="meta")
+            problems += tensor_mismatches(draft.tensors(), tensors)
+        except InlayError as error:
+            problems.append(str(error))
+        if problems:
+            raise misfit(folder, problems)
+        inlay = Inlay(name, method, head, manifest.norms).fill(host, inlays.anatomy)
+        pour(inlay, tensors)
+        inlay.origin = fingerprint(tensors), fingerprint(inlay.tensors())
+        inlays.admit(host, inlay)
+    return name
+
+
+def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], text: str) -> Path:
+    """The folder, complete on disk before it has its name."""
+    with replacing(folder, (MANIFEST,)) as temporary:
+        (temporary / CARD).write_text(text, encoding="utf-8")
+        safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        whole = manifest | {"files": {WEIGHTS: _digest(temporary / WEIGHTS)}}
+        whole["sha256"] = digest_of(whole)
+        (temporary / MANIFEST).write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return Path(os.path.abspath(folder))
+
+
+def read(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
+    """Manifest and tensors of a folder, both proven unaltered."""
+    manifest = read_manifest(folder)
+    problems = []
+    for file, digest in manifest.files.items():
+        if Path(file).name != file:
+            problems.append(f"{file} is not a plain file name")
+        elif not (folder / file).is_file():
+            problems.append(f"{file} is missing")
+        elif _digest(folder / file) != digest:
+            problems.append(f"{file} is cut or altered: its sha256 is not the one in {MANIFEST}")
+    if WEIGHTS not in manifest.files:
+        problems.append(f"{MANIFEST} names no {WEIGHTS}")
+    if problems:
+        raise CheckpointError(f"{folder} is not whole:\n" + "\n".join(f"  - {p}" for p in problems))
+    try:
+        return manifest, safetensors.torch.load_file(folder / WEIGHTS)
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS} is not a safetensors file: {error}") from None
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""What is made of several inlays: fusions, mixtures, averages, folded weights."""

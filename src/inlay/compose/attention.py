@@ -1,0 +1,124 @@
+"""What a fusion attends to: mean weights per layer and member over real tokens, per label, and per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from inlay.errors import SetupError
+from inlay.host.registry import key_of
+from inlay.host.verbs import activated, bare, evaluating, inlays_of
+from inlay.methods.fusion import Fused, Fusion
+
+
+@dataclass
+class FusionActivations:
+    """Mean attention of a fusion. `mean[place][n]` is the weight of `members[n]`; rows sum to one."""
+
+    fusion: str
+    members: tuple[str, ...]
+    mean: dict[str, Tensor]
+    """Place to (N,), over all real tokens."""
+    tokens_seen: dict[str, int]
+    """Place to the number of real tokens."""
+    by_label: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    """Label to the same, where the batches have one label per text."""
+    by_token: list[dict[str, Tensor]] = field(default_factory=list)
+    """For each batch, place to (B, T, N); only if asked for."""
+
+    def by_member(self, place: str) -> dict[str, float]:
+        return dict(zip(self.members, self.mean[place].tolist(), strict=True))
+
+    def overall(self) -> dict[str, float]:
+        """Member to its mean weight over all places."""
+        return dict(zip(self.members, torch.stack(list(self.mean.values())).mean(0).tolist(), strict=True))
+
+
+def fusion_activations(
+    host: nn.Module, fusion: str, batches: Iterable[Mapping[str, Any]], *, per_token: bool = False
+) -> FusionActivations:  # fmt: skip
+    """Run batches through a fusion and keep its mean weights. Padding does not count."""
+    model, inlays = bare(host), inlays_of(host)
+    method = inlays[fusion].method
+    if not isinstance(method, Fusion):
+        raise SetupError(f"{fusion!r} is a {method.kind} inlay, not a fusion")
+    sums = {site: torch.zeros(len(method.members), dtype=torch.float64) for site in method.sites}
+    counts = dict.fromkeys(method.sites, 0)
+    label_sums: dict[int, dict[str, Tensor]] = {}
+    label_counts: dict[int, dict[str, int]] = {}
+    found = FusionActivations(fusion, method.members, {}, counts)
+    with evaluating(model), activated(model, fusion), torch.no_grad():
+        for batch in batches:
+            recorded = _recorded(model, method, batch)
+            for site, weights in recorded.items():
+                mask = real_tokens(model, batch, weights, site).bool()
+                sums[site] += weights[mask].sum(0)
+                counts[site] += int(mask.sum())
+                for label, rows in _rows_by_label(batch, weights.shape[0]).items():
+                    of_label = label_sums.setdefault(label, {s: torch.zeros_like(t) for s, t in sums.items()})
+                    of_label[site] += weights[rows][mask[rows]].sum(0)
+                    number = label_counts.setdefault(label, dict.fromkeys(method.sites, 0))
+                    number[site] += int(mask[rows].sum())
+            if per_token:
+                found.by_token.append(recorded)
+    if not all(counts.values()):
+        raise SetupError("no real tokens were seen: give at least one batch")
+    found.mean = {site: total / counts[site] for site, total in sums.items()}
+    found.by_label = {
+        label: {site: total / label_counts[label][site] for site, total in by_site.items()}
+        for label, by_site in sorted(label_sums.items())
+    }  # fmt: skip
+    return found
+
+
+def _recorded(model: nn.Module, method: Fusion, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """One batch through the host: place to (B, T, N) in the order of the members, in float64."""
+    steps = {site: model.inlays.sites[key_of(site)].step for site in method.sites}  # type: ignore[union-attr]
+    for step in steps.values():
+        assert isinstance(step, Fused)
+        step.record = []
+    try:
+        model(**batch)
+        found = {}
+        for site, step in steps.items():
+            weights = torch.cat(step.record).cpu().double()  # type: ignore[union-attr]
+            if weights.dim() == 2:  # hosts that flatten (B, T)
+                weights = weights.unflatten(0, (_rows(batch), -1))
+            whole = weights.new_zeros(*weights.shape[:-1], len(method.members))
+            whole[..., [method.members.index(name) for name in step.names]] = weights  # type: ignore[union-attr]
+            found[site] = whole
+        return found
+    finally:
+        for step in steps.values():
+            step.record = None  # type: ignore[union-attr]
+
+
+def _rows(batch: Mapping[str, Any]) -> int:
+    return next(value.shape[0] for value in batch.values() if isinstance(value, Tensor) and value.dim())
+
+
+def real_tokens(model: PreTrainedModel, batch: Mapping[str, Any], weights: Tensor, site: str) -> Tensor:
+    """1 at real tokens (B, T), for the stack that the place belongs to."""
+    shape = weights.shape[:2]
+    mask = batch.get("attention_mask")
+    if model.config.is_encoder_decoder and site.startswith("decoder"):
+        labels = batch.get("labels")
+        if "decoder_input_ids" in batch:
+            mask = batch.get("decoder_attention_mask")
+        elif isinstance(labels, Tensor) and labels.dim() == 2:
+            mask = labels != -100
+    if mask is not None and mask.numel() == shape.numel():
+        return mask.reshape(shape).cpu()
+    return torch.ones(shape)
+
+
+def _rows_by_label(batch: Mapping[str, Any], rows: int) -> dict[int, Tensor]:
+    labels = batch.get("labels")
+    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point() or len(labels) != rows:
+        return {}
+    return {int(label): (labels == label).nonzero().flatten().cpu() for label in labels.unique()}

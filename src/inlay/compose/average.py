@@ -1,0 +1,51 @@
+"""Average: one inlay whose weights are the mean of others' (a model soup)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from inlay.errors import ConfigError, SetupError
+from inlay.host.registry import Inlay
+from inlay.host.verbs import bare, free_name, inlays_of
+from inlay.methods.fusion import Fusion
+from inlay.methods.mixture import Mixture
+
+
+def average(host: nn.Module, names: Sequence[str], *, name: str, weights: Sequence[float] | None = None) -> None:
+    """A new inlay whose weights are the mean of others' that were trained apart (a model soup)."""
+    model, inlays = bare(host), inlays_of(host)
+    free_name(model, name)
+    if isinstance(names, str):
+        raise ConfigError(f"names is a list of names, got the text {names!r}")
+    chosen = [inlays[n] for n in names]
+    shares = _shares(chosen, weights)
+    first = chosen[0]
+    for other in chosen:
+        if isinstance(other.method, Fusion | Mixture):
+            raise SetupError(
+                f"{other.name!r} is a {other.method.kind}. Only plain inlays have a mean; merge or collapse it first."
+            )
+        if other.method != first.method or other.head != first.head or other.norms != first.norms:
+            raise SetupError(
+                f"{first.name!r} and {other.name!r} differ in method, head or norms, so their weights have no mean."
+            )
+    mean = copy.deepcopy(first)
+    mean.name = name
+    with torch.no_grad():
+        for key, tensor in mean.tensors().items():
+            parts = [share * inlay.tensors()[key] for share, inlay in zip(shares, chosen, strict=True)]
+            tensor.copy_(torch.stack(parts).sum(0))
+    inlays.admit(model, mean)
+
+
+def _shares(chosen: list[Inlay], weights: Sequence[float] | None) -> list[float]:
+    if not chosen:
+        raise ConfigError("average needs at least one inlay")
+    given = [1.0] * len(chosen) if weights is None else [float(w) for w in weights]
+    if len(given) != len(chosen) or not 0 < sum(given) < float("inf") or min(given) < 0:
+        raise ConfigError(f"average needs {len(chosen)} weights of at least 0 that do not all vanish, got {given}")
+    return [w / sum(given) for w in given]

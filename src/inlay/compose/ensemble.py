@@ -1,0 +1,40 @@
+"""Evaluate a mixture by another way than its mean: a random module, the first, or an ensemble of passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inlay.compose.attention import evaluating
+from inlay.compose.mix import mixture_of
+from inlay.errors import ConfigError
+from inlay.host.verbs import activated
+from inlay.methods.mixture import Routing, alternatives
+
+
+@contextmanager
+def routing(host: nn.Module, name: str, how: Routing) -> Iterator[None]:
+    """Evaluate a mixture by another way than its mean, for the length of a `with` block: 'random' or 'first'."""
+    choices = alternatives(mixture_of(host, name))
+    if how not in ("merged", "random", "first"):
+        raise ConfigError(f"a mixture is routed 'merged', 'random' or 'first', got {how!r}")
+    before = [choice.routing for choice in choices]
+    for choice in choices:
+        choice.routing = how
+    try:
+        yield
+    finally:
+        for choice, old in zip(choices, before, strict=True):
+            choice.routing = old
+
+
+def ensemble(host: nn.Module, name: str, batch: Mapping[str, Any], passes: int = 4) -> Tensor:
+    """The mean logits of several random passes through a mixture, one of the paper's ablations."""
+    if passes < 1:
+        raise ConfigError(f"an ensemble needs at least one pass, got {passes}")
+    with evaluating(host), activated(host, name), routing(host, name, "random"), torch.no_grad():
+        return torch.stack([host(**batch).logits for _ in range(passes)]).mean(0)

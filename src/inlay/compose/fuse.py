@@ -1,0 +1,121 @@
+"""Fuse: set a fusion into a host, and its regulariser."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from inlay.anatomy.places import in_layers
+from inlay.anatomy.survey import Anatomy
+from inlay.errors import ConfigError, NamingError, SetupError
+from inlay.host.heads import Head
+from inlay.host.registry import Inlay, Inlays
+from inlay.host.setup import names_in
+from inlay.host.verbs import active, bare, free_name, inlays_of
+from inlay.methods.bottleneck import Layer
+from inlay.methods.fusion import Fusion, FusionLayer
+
+
+def add_fusion(
+    host: nn.Module, name: str, members: Sequence[str], *,
+    query: Literal["normed", "output"] = "normed", value: bool = True, temperature: float = 1.0, dropout: float = 0.0,
+    strength: float = 0.01, subset: int | None = None, leave_out: Sequence[Layer] = (),
+    target: str | None = None, head: Head | None = None, norms: bool = False,
+) -> None:  # fmt: skip
+    """Learn to mix what several inlays learned. Members stay as they are; several fusions may share them.
+
+    query, value, temperature, dropout, strength, subset: see the fields of `inlay.methods.Fusion`.
+    leave_out: layers where neither the fusion nor its members act.
+    target:    the member whose head the fusion starts with; by default the last one, if it has a head of its own.
+    head:      a fresh head instead.
+    norms:     whether the fusion owns a copy of the host's norms, or of the target's where it owns them.
+    """
+    model, inlays = bare(host), inlays_of(host)
+    free_name(model, name)
+    members = (members,) if isinstance(members, str) else tuple(members)
+    for member in members:
+        if not isinstance(member, str):
+            raise ConfigError(f"members is a list of names, got {member!r} in it")
+    if not members:
+        raise ConfigError("a fusion needs at least one member")
+    inlays.check_members(members)
+    sites = tuple(_common_places(inlays, members, tuple(leave_out)))
+    method = Fusion(
+        members=members,
+        sites=sites,
+        query=query,
+        value=value,
+        temperature=temperature,
+        dropout=dropout,
+        strength=strength,
+        subset=subset,
+    )
+    if subset is not None and subset > len(members):
+        raise ConfigError(f"subset is {subset}, but there are {len(members)} members")
+    start = _target(inlays, members, target)
+    if not norms and any(inlays[member].norms for member in members):
+        owners = ", ".join(member for member in members if inlays[member].norms)
+        warnings.warn(
+            f"{owners}: own norms do not act inside a fusion. norms=True gives the fusion a copy of the target's.",
+            stacklevel=2,
+        )
+    inlay = Inlay(name, method, head or start.head, norms).fill(model, inlays.anatomy)
+    kinds = (["norm"] if norms else []) + (["head"] if head is None else [])
+    for place in inlays.anatomy.of_kind(*kinds) if kinds else ():
+        mine, theirs = inlay.part(place), start.part(place)
+        if mine is not None and theirs is not None:
+            mine.load_state_dict(theirs.state_dict())
+    inlays.admit(model, inlay)
+
+
+def _common_places(inlays: Inlays, members: tuple[str, ...], leave_out: tuple[Layer, ...]) -> list[str]:
+    """Where any member acts; a branch before its dropout only if all members act there."""
+    anatomy: Anatomy = inlays.anatomy
+    anatomy.check_layers(leave_out)
+    where = [{p for p in inlays[m].place_ids() if anatomy.places[p].changes} for m in members]
+    everywhere = set.union(*where)
+    if len(members) > 1 and not any(
+        a & b for i, a in enumerate(map(_plain, where)) for b in map(_plain, where[i + 1 :])
+    ):
+        acts = "; ".join(
+            f"{m} at {', '.join(sorted({anatomy.places[p].kind for p in w}))}"
+            for m, w in zip(members, where, strict=True)
+        )
+        raise SetupError(f"the members have no place in common: {acts}.")
+    chosen = {p for p in everywhere if not (p.endswith(".raw") and p.removesuffix(".raw") in everywhere)}
+    places = [place for place in anatomy.places.values() if place.id in chosen and in_layers(place, leave_out) is None]
+    if not places:
+        raise SetupError("every layer in which a member acts is left out")
+    return [place.id for place in places]
+
+
+def _plain(places: set[str]) -> set[str]:
+    return {p.removesuffix(".raw") for p in places}
+
+
+def _target(inlays: Inlays, members: tuple[str, ...], target: str | None) -> Inlay:
+    if target is not None and target not in members:
+        raise NamingError(f"the target {target!r} is not among the members {', '.join(members)}")
+    return inlays[target or members[-1]]
+
+
+def penalty(host: nn.Module) -> Tensor:
+    """The active setup's regulariser, to add to the loss in the same step: strength · Σ ‖I − V‖² of its fusions."""
+    model = bare(host)
+    total = next(model.parameters()).new_zeros((), dtype=torch.float32)
+    for name in names_in(active(model)):
+        inlay = inlays_of(model)[name]
+        if isinstance(inlay.method, Fusion) and inlay.method.value and inlay.method.strength:
+            layers = [part for part in inlay.parts.values() if isinstance(part, FusionLayer)]
+            total = total + inlay.method.strength * sum((layer.penalty() for layer in layers), total.new_zeros(()))
+    return total
+
+
+def fusion_method(inlay: Inlay) -> Fusion:
+    if not isinstance(inlay.method, Fusion):
+        raise SetupError(f"{inlay.name!r} is a {inlay.method.kind} inlay, not a fusion")
+    return inlay.method

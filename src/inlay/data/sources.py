@@ -1,0 +1,157 @@
+"""Where rows come from: a folder of the built-in tasks, the user's own files, or the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from inlay.config import Config
+from inlay.data.builtin import builtin_tasks, task_named
+from inlay.data.errors import DataError
+from inlay.data.rows import Row, Table, read_table
+from inlay.data.task import Hub, Kind, Metric, Task
+from inlay.errors import nearest
+
+SPLITS = ("train", "validation", "test")
+
+
+class Data(Config):
+    """What to read: a built-in task by its name, or columns of the user's own files."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    task: str = "own"
+    """A built-in task (see `inlay ls tasks`), or a name for your own."""
+    data_dir: Path | None = None
+    """Folder with <task>/{train,validation,test}.jsonl.gz; without it a built-in task comes from the hub."""
+    train: Path | None = None
+    """Training rows of your own: .jsonl, .csv, .tsv, .parquet, also .gz."""
+    validation: Path | None = None
+    """Validation rows; without them a tenth of the training rows is held out."""
+    test: Path | None = None
+    """Test rows."""
+    hub: str | None = None
+    """A data set of the hub instead of files: name or name:config."""
+    kind: Kind | None = None
+    """What is asked of your own rows: classification (the usual), regression, choice or text."""
+    text: str | None = None
+    """Column or template of the text."""
+    pair: str | None = None
+    """Column or template of the second text."""
+    choices: str | None = None
+    """Column with a list of the row's choices, or several columns with one each: a,b,c (kind choice)."""
+    label: str | None = None
+    """Column of the label."""
+    labels: tuple[str, ...] | None = None
+    """The labels in order; without them they are found and shown."""
+    metrics: tuple[Metric, ...] | None = None
+    """Metrics, the main one first: accuracy, f1, macro_f1, matthews, pearson, spearman, exact_match, token_f1."""
+    splits: Literal["official", "compacter"] = "official"
+    """compacter: halve the validation rows, or hold out 1,000 training rows, so that there is a test set."""
+    rows: int | None = Field(default=None, ge=1)
+    """Use only so many training rows, drawn by the seed 42."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Data:
+        given = [name for name in ("data_dir", "train", "hub") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"rows come from one place, but {' and '.join(given)} are given")
+        if not given and self.task not in builtin_tasks():
+            raise ValueError(
+                f"no rows: {self.task!r} is not a built-in task, and neither train, hub nor data_dir is given."
+                f"{nearest(self.task, builtin_tasks())}"
+            )
+        return self
+
+    def described(self) -> Task:
+        """The task with what the user said about it; labels that are not known yet are left empty."""
+        said = {
+            name: value
+            for name in ("kind", "text", "pair", "choices", "label", "labels", "metrics")
+            if (value := getattr(self, name)) is not None
+        }
+        if self.task in builtin_tasks():
+            known = task_named(self.task).model_dump()
+            if "kind" in said and "metrics" not in said:
+                known.pop("metrics")
+            return Task(**known | said)
+        return Task(name=self.task, **said)
+
+
+def read_splits(data: Data, task: Task) -> dict[str, Table]:
+    """Every split that there is, as the source has it."""
+    if data.train is not None:
+        files = {split: getattr(data, split) for split in SPLITS}
+        return {split: read_table(path) for split, path in files.items() if path is not None}
+    if data.data_dir is not None:
+        return _from_folder(Path(data.data_dir), task.name)
+    if data.hub is not None:
+        path, _, config = data.hub.partition(":")
+        return _from_hub(Hub(path=path, config=config or None), task)
+    if task.hub is None:
+        raise DataError(f"{task.name} is on no hub; give its rows with data_dir or train.")
+    return _from_hub(task.hub, task)
+
+
+def _from_folder(data_dir: Path, name: str) -> dict[str, Table]:
+    folder = data_dir / name
+    if not folder.is_dir():
+        there = [sub.name for sub in data_dir.iterdir() if sub.is_dir()] if data_dir.is_dir() else []
+        raise DataError(f"{folder} is not a folder.{nearest(name, there)}")
+    endings = (".jsonl.gz", ".jsonl", ".csv.gz", ".csv", ".tsv", ".parquet")
+    found: dict[str, Table] = {}
+    for split in (*SPLITS, "mismatched"):
+        file = next((file for ending in endings if (file := folder / f"{split}{ending}").is_file()), None)
+        if file is not None:
+            found[split] = read_table(file)
+    if not found:
+        raise DataError(f"{folder} has no train, validation or test file ({', '.join(endings)}).")
+    return found
+
+
+def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
+    import datasets
+
+    try:
+        there = datasets.load_dataset(hub.path, hub.config)
+    except Exception as error:  # the hub has many ways to say no
+        raise DataError(
+            f"the data set {hub.path} {hub.config or ''} could not be had: {type(error).__name__}: {error}\n"
+            f"Without a network give data_dir or train."
+        ) from None
+    found = {}
+    for split in (*SPLITS, "mismatched"):
+        name = hub.splits.get(split, split)
+        if name in there:
+            rows = [_as_task_row(row, hub, task) for row in there[name]]
+            labelled = [
+                row for row in rows if row.get(task.label) not in (None, -1, "", "-1")
+            ]  # test rows without labels
+            if labelled:
+                found[split] = Table(labelled, f"{hub.path} {name}")
+    return found
+
+
+def _as_task_row(row: Row, hub: Hub, task: Task) -> Row:
+    """A hub's row under the task's own column names, with labels in the task's own words."""
+    made = dict(row)
+    for ours, theirs in hub.rename.items():
+        value: Any = row
+        for part in theirs.split("."):
+            value = value[part]
+        made[ours] = value
+    if hub.choices:
+        made[task.choices] = [row[column] for column in hub.choices]
+    label = made.get(task.label)
+    if hub.labels and str(label) in hub.labels:
+        made[task.label] = hub.labels.index(str(label))
+    elif (
+        task.kind == "classification"
+        and isinstance(label, int)
+        and not isinstance(label, bool)
+        and 0 <= label < len(task.labels)
+    ):
+        made[task.label] = task.labels[label]
+    return made

@@ -1,0 +1,126 @@
+"""How large an inlay will be, before there is one: trainable parameters, share of the host, bytes on disk.
+
+What is counted is what `add` would make: of a config, on the meta device, so that no weights are loaded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from inlay.anatomy.survey import Anatomy
+from inlay.errors import ConfigError, nearest
+from inlay.host.heads import Head
+from inlay.host.registry import ATTRIBUTE, Inlay, Inlays, id_of
+from inlay.host.verbs import bare
+from inlay.methods import PHM, AdapterDrop, Bapna, Bottleneck, Houlsby, LowRank, Method, Parallel, Pfeiffer
+
+_T5: dict[str, Any] = {"decoder_start_token_id": 0, "vocab_size": 32128}
+NAMED_HOSTS: Mapping[str, PreTrainedConfig] = {
+    "bert-base": transformers.BertConfig(),
+    "bert-large": transformers.BertConfig(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+    ),
+    "roberta-base": transformers.RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1),
+    "roberta-large": transformers.RobertaConfig(
+        vocab_size=50265, max_position_embeddings=514, type_vocab_size=1,
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+    ),
+    "t5-small": transformers.T5Config(**_T5),
+    "t5-base": transformers.T5Config(**_T5, d_model=768, d_ff=3072, num_layers=12, num_heads=12),
+    "t5-large": transformers.T5Config(**_T5, d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
+    "gpt2": transformers.GPT2Config(),
+    "gpt2-medium": transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Count:
+    """What an inlay of some method would hold on some host."""
+
+    trainable: int
+    host: int
+    by_site: dict[str, int] = field(default_factory=dict)
+    """Parameters by the kind of place: attention, ffn, norm, head, shared …"""
+    bytes: int = 0
+    """Size of the saved tensors."""
+    closed_form: str | None = None
+    """The paper's formula for the weights alone, without norms and biases, and its value."""
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.trainable / self.host
+
+    def __str__(self) -> str:
+        lines = [f"{'trainable':<12} {self.trainable:>14,}   {self.percent:.3f} % of {self.host:,}"]
+        lines += [f"  {kind:<10} {count:>14,}" for kind, count in self.by_site.items()]
+        lines.append(f"{'on disk':<12} {self.bytes / 1024:>14,.1f} KB")
+        if self.closed_form:
+            lines.append(f"{'closed form':<12} {self.closed_form}")
+        return "\n".join(lines)
+
+
+def named_host(name: str) -> PreTrainedConfig:
+    """The config of a well-known host by its name."""
+    if name not in NAMED_HOSTS:
+        raise ConfigError(f"unknown host {name!r}.{nearest(name, NAMED_HOSTS)}")
+    return NAMED_HOSTS[name]
+
+
+def count(
+    host: nn.Module | PreTrainedConfig, method: Method, *, head: Head | None = None, norms: bool | None = None
+) -> Count:  # fmt: skip
+    """Trainable parameters of an inlay on a host, or on a host that only its config describes."""
+    model = _without_weights(host, head) if isinstance(host, PreTrainedConfig) else bare(host)
+    known: Inlays | None = getattr(model, ATTRIBUTE, None)
+    anatomy = known.anatomy if known is not None else Anatomy(model)
+    with torch.random.fork_rng(devices=[]):  # counting takes nothing from the run's random numbers
+        inlay = Inlay("count", method, head, method.trains_norms if norms is None else norms).fill(model, anatomy)
+    by_site: Counter[str] = Counter()
+    for key, part in inlay.parts.items():
+        by_site[anatomy.places[id_of(key)].kind.removesuffix(".raw")] += _size(part)
+    if any(True for _ in inlay.shared.parameters()):
+        by_site["shared"] = _size(inlay.shared)
+    ours = {id(p) for p in known.parameters()} if known is not None else set()
+    size = sum(p.numel() for p in model.parameters() if id(p) not in ours)
+    stored = sum(t.numel() * t.element_size() for t in inlay.tensors().values())
+    return Count(sum(by_site.values()), size, dict(by_site), stored, _closed_form(inlay, method, anatomy))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def _without_weights(config: PreTrainedConfig, head: Head | None) -> PreTrainedModel:
+    kind = transformers.AutoModel if head is None else transformers.AutoModelForSequenceClassification
+    with torch.device("meta"):
+        return kind.from_config(config)
+
+
+def _closed_form(inlay: Inlay, method: Method, anatomy: Anatomy) -> str | None:
+    """P projections of k × d each: the paper writes P as 4L, two modules in each of L layers."""
+    if not isinstance(method, Bottleneck):
+        return None
+    places = [anatomy.places[i] for i in inlay.place_ids() if anatomy.places[i].kind.split(".")[0] in method.sites]
+    sizes = {method.bottleneck(place, anatomy.width) for place in places}
+    if len(sizes) != 1:
+        return None
+    k, d, p = anatomy.width, sizes.pop(), 2 * len(places)
+    if isinstance(method, PHM):
+        n, r = method.n, method.rank
+        weights, words = (k * d // n, "kd/n") if r is None else (r * (k + d), "(k+d)" if r == 1 else "r(k+d)")
+        if method.share_rule:
+            return f"P·{words} + n³ = {p * weights + n**3:,}   (P={p}, k={k}, d={d}, n={n})"
+        return f"P·({words} + n³) = {p * (weights + n**3):,}   (P={p}, k={k}, d={d}, n={n})"
+    if isinstance(method, LowRank):
+        return f"P·r(k+d) = {p * method.rank * (k + d):,}   (P={p}, k={k}, d={d}, r={method.rank})"
+    if isinstance(method, Houlsby | Pfeiffer | Parallel | Bapna | AdapterDrop):
+        return f"P·kd = {p * k * d:,}   (P={p}, k={k}, d={d})"
+    return None

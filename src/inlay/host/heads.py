@@ -1,0 +1,203 @@
+"""Heads of an inlay's own: a copy of the host's with other labels, or one that pools the hidden states itself.
+
+Head(labels=["yes", "no"])                              a copy of the host's head with two outputs
+Head(labels=3, pooling="mean", layers=2)                mean over real tokens ── [dropout, D→D, tanh] ── dropout, D→3
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from inlay.anatomy.survey import Anatomy
+from inlay.config import Config
+from inlay.errors import ConfigError, nearest
+
+FIXED = ("ForMultipleChoice", "ForQuestionAnswering", "ForPreTraining", "ForNextSentencePrediction")
+"""Hosts whose forward counts on the number of outputs that their head has; language models do too."""
+Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
+
+
+class Head(Config):
+    """A head that acts only while its inlay is active.
+
+    As long, the host's config shows its labels, for losses and pipelines: activate None before `host.save_pretrained`.
+    """
+
+    labels: int | tuple[str, ...] | None = None
+    """The label names, or how many there are; None keeps the host's outputs. One output means regression."""
+    pooling: Literal["first", "mean", "last"] | None = None
+    """None copies the host's head. Otherwise how the hidden states of the real tokens become one vector."""
+    layers: int = Field(default=1, ge=1)
+    """Linear layers of a pooling head."""
+    activation: str = "tanh"
+    """Between the layers of a pooling head."""
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Before each layer of a pooling head."""
+    problem: Problem | None = None
+    """The loss that transformers computes when it is given labels; None: by the number of labels."""
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _names(cls, labels: Any) -> Any:
+        if isinstance(labels, list | tuple) and not all(isinstance(label, str) for label in labels):
+            raise ValueError("labels are names (texts), or the number of them")
+        return tuple(labels) if isinstance(labels, list) else labels
+
+    @field_validator("labels")
+    @classmethod
+    def _sensible(cls, labels: int | tuple[str, ...] | None) -> int | tuple[str, ...] | None:
+        if labels is not None and (labels < 1 if isinstance(labels, int) else not labels):
+            raise ValueError("a head needs at least one label")
+        if isinstance(labels, int) and labels > 1_000_000:
+            raise ValueError("a head has at most a million labels")
+        if isinstance(labels, tuple) and len(set(labels)) != len(labels):
+            raise ValueError("label names must differ from each other")
+        return labels
+
+    @field_validator("activation")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in ACT2FN:
+            raise ValueError(f"unknown activation.{nearest(name, ACT2FN)}")
+        return name
+
+    @model_validator(mode="after")
+    def _layers_only_when_pooling(self) -> Head:
+        if self.pooling is None and self.layers != 1:
+            raise ValueError("layers describe a pooling head; set pooling to 'first', 'mean' or 'last'")
+        return self
+
+    @model_validator(mode="after")
+    def _classes_to_choose_from(self) -> Head:
+        if self.problem == "single_label_classification" and self.names is not None and len(self.names) == 1:
+            raise ValueError("one label leaves nothing to choose; use two labels, or problem='regression'")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The label names; None when the head keeps the host's outputs."""
+        if isinstance(self.labels, int):
+            return tuple(f"LABEL_{i}" for i in range(self.labels))
+        return self.labels
+
+    @property
+    def problem_type(self) -> Problem | None:
+        if self.problem is not None or self.names is None:
+            return self.problem
+        return "regression" if len(self.names) == 1 else "single_label_classification"
+
+
+class PooledHead(nn.Module):
+    """Pool the hidden states over real tokens, then one or more linear layers."""
+
+    def __init__(self, width: int, outputs: int, head: Head) -> None:
+        super().__init__()
+        self.pooling = head.pooling
+        hidden = [
+            part for _ in range(head.layers - 1)
+            for part in (nn.Dropout(head.dropout), nn.Linear(width, width), ACT2FN[head.activation])
+        ]  # fmt: skip
+        self.layers = nn.Sequential(*hidden, nn.Dropout(head.dropout), nn.Linear(width, outputs))
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                start(layer)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:  # (B, T, D), (B, T) -> (B, labels)
+        return self.layers(pool(hidden, mask, self.pooling))
+
+
+def pool(hidden: Tensor, mask: Tensor | None, pooling: str | None) -> Tensor:
+    """(B, T, D) to (B, D), over the tokens where mask is 1."""
+    if mask is None:
+        mask = torch.ones(hidden.shape[:2], device=hidden.device)
+    mask = mask.reshape(-1, mask.shape[-1])  # multiple choice: (B, choices, T)
+    if pooling == "mean":
+        weights = mask.unsqueeze(-1).float()  # in float32: the sum of a long text overflows in float16
+        return ((hidden * weights).sum(1) / weights.sum(1).clamp(min=1)).to(hidden.dtype)
+    real = mask.to(torch.int64)
+    at = real.argmax(-1) if pooling == "first" else mask.shape[-1] - 1 - real.flip(-1).argmax(-1)
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), at]
+
+
+def start(linear: nn.Linear, std: float = 0.02) -> None:
+    """The usual start of a new output layer."""
+    nn.init.normal_(linear.weight, std=std)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+
+
+def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str, nn.Module]:
+    """The modules of an own head by the place they stand in for."""
+    kind = type(host).__name__
+    if not anatomy.head:
+        raise ConfigError(
+            f"{kind} has no head. Load the host with AutoModelForSequenceClassification or another model with a head."
+        )
+    ids = [place.id for place in anatomy.of_kind("head")]
+    if head.names is not None and (kind.endswith(FIXED) or host.get_output_embeddings() is not None):
+        outputs = _last_linear(host.get_submodule(anatomy.head[-1]), kind)[1].out_features
+        if len(head.names) != outputs:
+            raise ConfigError(
+                f"{kind} cannot have {len(head.names)} labels: its outputs are words, choices or positions. "
+                f"Leave labels out to copy the host's own head, or use AutoModelForSequenceClassification."
+            )
+    if head.pooling is None:
+        copies = [bare_copy(host.get_submodule(path)) for path in anatomy.head]
+        if head.names is not None:
+            copies[-1] = _with_outputs(copies[-1], len(head.names), kind)
+        return dict(zip(ids, copies, strict=True))
+    if not kind.endswith(("ForSequenceClassification", "ForMultipleChoice")):
+        raise ConfigError(
+            f"pooling={head.pooling!r} gives one vector per text, but {kind} needs one per token. "
+            f"Leave pooling out to copy the host's own head, or use AutoModelForSequenceClassification."
+        )
+    outputs = (
+        len(head.names)
+        if head.names is not None
+        else _last_linear(host.get_submodule(anatomy.head[-1]), kind)[1].out_features
+    )
+    width = getattr(host.config, "word_embed_proj_dim", anatomy.width)  # OPT-350m makes its last hidden states narrower
+    return {ids[-1]: PooledHead(width, outputs, head)}
+
+
+def _last_linear(module: nn.Module, kind: str) -> tuple[str, nn.Linear]:
+    found = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+    if not found:
+        raise ConfigError(
+            f"the head of {kind} ends in {type(module).__name__}, which has no linear layer to give other labels."
+        )
+    return found[-1]
+
+
+def _with_outputs(module: nn.Module, outputs: int, kind: str) -> nn.Module:
+    """The copied head with a fresh last layer of that many outputs."""
+    name, old = _last_linear(module, kind)
+    new = nn.Linear(
+        old.in_features, outputs, bias=old.bias is not None, device=old.weight.device, dtype=old.weight.dtype
+    )
+    start(new)
+    if not name:
+        return new
+    parent, _, last = name.rpartition(".")
+    setattr(module.get_submodule(parent), last, new)
+    return module
+
+
+def bare_copy(module: nn.Module) -> nn.Module:
+    """A deep copy without the hooks, which belong to the original."""
+    kept = {m: (m._forward_hooks, m._forward_pre_hooks) for m in module.modules()}
+    try:
+        for m in kept:
+            m._forward_hooks, m._forward_pre_hooks = OrderedDict(), OrderedDict()
+        return copy.deepcopy(module).requires_grad_(True)
+    finally:
+        for m, (after, before) in kept.items():
+            m._forward_hooks, m._forward_pre_hooks = after, before

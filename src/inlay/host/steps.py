@@ -1,0 +1,128 @@
+"""A setup resolved at one place: a small tree of steps that a hook runs.
+
+Two kinds of trees share the same branches. *Changing* trees add to the place's output (adapters, LoRA); *stand-in*
+trees give another output in its place (norms, heads). Steps are plain objects and not modules, so that a module is
+registered once, in its inlay, however many setups use it; `deepcopy` of a host copies them along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from inlay.errors import SetupError
+from inlay.methods.acting import Seen, Step
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """Another module's output instead of the host's, from the same inputs."""
+
+    module: nn.Module
+
+    def __call__(self, h: Tensor, seen: Seen) -> Tensor:
+        return self.module(*seen.args)
+
+
+@dataclass(frozen=True)
+class PooledStandIn:
+    """A head that pools the last hidden states itself; its logits get the shape that the host expects."""
+
+    module: nn.Module
+
+    def __call__(self, h: Tensor, seen: Seen) -> Tensor:
+        logits = self.module(seen.hidden, seen.mask)  # (B, labels)
+        if h.dim() == 2:
+            return logits
+        return logits.unsqueeze(1).expand(-1, h.shape[1], -1)  # the host picks a token: all of them say the same
+
+
+@dataclass(frozen=True)
+class HostNorm:
+    """The host's own norm, called without its hooks."""
+
+    module: nn.Module
+
+    def __call__(self, h: Tensor, seen: Seen) -> Tensor:
+        return self.module.forward(*seen.args)
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    def __call__(self, h: Tensor, seen: Seen) -> Tensor:
+        return h
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Stack: each step acts on the result of the one before."""
+
+    steps: tuple[Step, ...]
+
+    def __call__(self, h: Tensor, seen: Seen) -> Tensor:
+        for step in self.steps:
+            h = step(h, seen)
+        return h
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Average: Σ w_i step_i(h)."""
+
+    steps: tuple[Step, ...]
+    weights: tuple[float, ...]
+
+    def __call__(self, h: Tensor, seen: Seen) -> Tensor:
+        first, *rest = (step(h, seen) * w for step, w in zip(self.steps, self.weights, strict=True))
+        return sum(rest, first)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows: the rows of each step, together; then back in the batch's order."""
+
+    steps: tuple[Step, ...]
+    index: tuple[tuple[int, ...], ...]
+    """For each step the parts of the batch that are its own."""
+    kept: dict[torch.device, list[Tensor]] = field(default_factory=dict, compare=False, repr=False)
+    """The index as tensors."""
+
+    def __call__(self, h: Tensor, seen: Seen) -> Tensor:
+        *index, back = self._made(h.device) if torch.compiler.is_compiling() else self._kept(h.device)
+        parts = len(back)
+        if h.shape[0] % parts:
+            raise SetupError(
+                f"Rows has {parts} parts, but a module that an inlay changes gave out {tuple(h.shape)}. Either the "
+                f"batch is another, or this is what all rows share, as DeBERTa's relative positions: inlays that "
+                f"change it cannot act in Rows."
+            )
+        results = []
+        for step, at in zip(self.steps, index, strict=True):
+
+            def take(x: Tensor, at: Tensor = at) -> Tensor:  # one part may be several rows: beams, choices
+                return x.unflatten(0, (parts, -1))[at].flatten(0, 1)
+
+            results.append(step(take(h), seen.rows(take)).unflatten(0, (len(at), -1)))
+        return torch.cat(_same_width(results))[back].flatten(0, 1)
+
+    def _made(self, device: torch.device) -> list[Tensor]:
+        """The parts of each step, and the way back to the batch's order."""
+        order = [part for mine in self.index for part in mine]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return [torch.tensor(at, device=device) for at in (*self.index, back)]
+
+    def _kept(self, device: torch.device) -> list[Tensor]:
+        """The same, made once: a GPU waits for every list that is sent to it."""
+        if device not in self.kept:
+            with torch.inference_mode(False):
+                self.kept[device] = self._made(device)
+        return self.kept[device]
+
+
+def _same_width(results: list[Tensor]) -> list[Tensor]:
+    """Heads with fewer labels are filled up with the lowest number, which no softmax and no argmax chooses."""
+    widest = max(x.shape[-1] for x in results)
+    return [F.pad(x, (0, widest - x.shape[-1]), value=torch.finfo(x.dtype).min) for x in results]

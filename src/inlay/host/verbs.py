@@ -1,0 +1,247 @@
+"""What a user does with a host: add, activate, train, freeze, remove, summary, strip. Each is a function over it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from inlay.anatomy.places import in_layers
+from inlay.errors import NamingError, SetupError
+from inlay.host.heads import Head
+from inlay.host.registry import ATTRIBUTE, Inlay, Inlays, forget_compiled, key_of
+from inlay.host.setup import Setup, names_in
+from inlay.methods.base import Method
+from inlay.methods.fusion import Fusion
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def add(host: nn.Module, name: str, method: Method, *, head: Head | None = None, norms: bool | None = None) -> None:
+    """Set a new inlay into a host. It does not act until it is activated.
+
+    head:  a head of its own, which stands in for the host's while the inlay is active.
+    norms: whether it owns a copy of every norm of the host; None leaves that to the method.
+    """
+    model = bare(host)
+    free_name(model, name)
+    if not isinstance(method, Method):
+        raise SetupError(f"a method is an object such as inlay.Pfeiffer(reduction=16), got {method!r}")
+    with newcomer(model) as inlays:
+        inlay = Inlay(name, method, head, method.trains_norms if norms is None else norms).fill(model, inlays.anatomy)
+        inlay.check_head(inlays.anatomy)
+        if not inlay.parts:
+            raise SetupError(f"{method!r} has no place in {type(model).__name__}")
+        inlays.admit(model, inlay)
+
+
+@contextmanager
+def newcomer(host: PreTrainedModel) -> Iterator[Inlays]:
+    """The host's inlays, new ones if it has none yet; after an error the host is as it was."""
+    known = getattr(host, ATTRIBUTE, None)
+    if known is not None:
+        yield known
+        return
+    inlays = Inlays(host)
+    try:
+        yield inlays
+    except BaseException:
+        inlays.entry.unhook()
+        raise
+    setattr(host, ATTRIBUTE, inlays)
+
+
+def activate(host: nn.Module, setup: Setup) -> None:
+    """Make a setup act: a name, a Stack, Average or Rows of them, or None for the bare host."""
+    model = bare(host)
+    if setup is None and not hasattr(model, ATTRIBUTE):
+        return
+    inlays_of(model).activate(model, setup)
+
+
+@contextmanager
+def activated(host: nn.Module, setup: Setup) -> Iterator[None]:
+    """Activate a setup for the length of a `with` block, then restore what was active before."""
+    before = active(host)
+    activate(host, setup)
+    try:
+        yield
+    finally:
+        activate(host, before)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the length of a `with` block; then every module has its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def active(host: nn.Module) -> Setup:
+    """The setup that acts now."""
+    inlays = getattr(bare(host), ATTRIBUTE, None)
+    return inlays.active if inlays is not None else None
+
+
+def train(host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None) -> None:
+    """Activate a setup and let it train: its inlays, or only those named, require gradients; all else is frozen."""
+    inlays = inlays_of(host)
+    if setup is None:
+        raise SetupError("nothing to train: the bare host has no inlay. Name one, as in inlay.train(host, 'rte').")
+    if inlays.folded is not None:
+        raise SetupError(f"{inlays.folded.name!r} is folded into the host's weights. inlay.unfold(host) first.")
+    learners = names_in(setup) if only is None else ((only,) if isinstance(only, str) else tuple(only))
+    for name in learners:
+        inlays[name]
+        if name not in names_in(setup):
+            raise SetupError(f"{name!r} cannot train: it is not part of {setup!r}.")
+    activate(host, setup)
+    freeze(host)
+    for name in learners:
+        inlays[name].requires_grad_(True)
+    host.train()
+
+
+def freeze(host: nn.Module, name: str | None = None) -> None:
+    """Stop one inlay from training; or, without a name, the host and all its inlays."""
+    (bare(host) if name is None else inlays_of(host)[name]).requires_grad_(False)
+
+
+def remove(host: nn.Module, name: str) -> None:
+    """Take an inlay off the host."""
+    inlays = inlays_of(host)
+    inlays[name]
+    if name in names_in(inlays.active):
+        raise SetupError(f"{name!r} is active. Activate something else first, for instance inlay.activate(host, None).")
+    for other in inlays:
+        if isinstance(other.method, Fusion) and name in other.method.members:
+            raise SetupError(f"{name!r} is a member of the fusion {other.name!r}. Remove the fusion first.")
+    inlays.dismiss(name)
+    inlays.activate(bare(host), inlays.active)
+
+
+def leave_out(host: nn.Module, name: str, layers: Sequence[int | str]) -> None:
+    """Take an inlay's modules out of some layers for good (AdapterDrop): 3 is layer 3 of every stack, 'decoder.3' one.
+
+    It costs nothing there any more. An inlay trained with `drop_first` is prepared for it.
+    """
+    model, inlays = bare(host), inlays_of(host)
+    inlay = inlays[name]
+    if not hasattr(inlay.method, "leave_out"):
+        raise SetupError(f"{name!r} ({inlay.method.kind}) has no layers that could be left out.")
+    if inlays.folded is not None and inlays.folded.name == name:
+        raise SetupError(f"{name!r} is folded into the host's weights. inlay.unfold(host) first.")
+    inlays.anatomy.check_layers(tuple(layers))
+    gone = [i for i in inlay.place_ids() if in_layers(inlays.anatomy.places[i], tuple(layers)) is not None]
+    if not any(place.changes for i in inlay.place_ids() if i not in gone and (place := inlays.anatomy.places[i])):
+        raise SetupError(f"{name!r} would have no module left. Remove it instead: inlay.remove(host, {name!r}).")
+    inlay.method = inlay.method.model_copy(update={"leave_out": (*inlay.method.leave_out, *layers)})
+    for place_id in gone:
+        del inlay.parts[key_of(place_id)]
+    inlays.unhook_unneeded()
+    inlays.activate(model, inlays.active)
+
+
+def strip(host: nn.Module) -> None:
+    """Take everything off: the host is again exactly what it was before the first `add`."""
+    model = bare(host)
+    inlays = getattr(model, ATTRIBUTE, None)
+    if inlays is None:
+        return
+    if inlays.folded is not None:
+        raise SetupError(f"{inlays.folded.name!r} is folded into the host's weights. inlay.unfold(host) first.")
+    inlays.activate(model, None)
+    for hooked in (*inlays.sites.values(), inlays.entry):
+        hooked.unhook()
+    delattr(model, ATTRIBUTE)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in inlays.original.requires_grad)
+    forget_compiled()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One inlay in a summary."""
+
+    name: str
+    method: str
+    parameters: int
+    percent: float
+    active: bool
+    trainable: bool
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is on a host; prints as a table."""
+
+    host: str
+    host_parameters: int
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        table = [("inlay", "method", "parameters", "% of host", "")]
+        for row in self.rows:
+            marks = " ".join(word for word in ("active", "trainable") if getattr(row, word))
+            table.append((row.name, row.method, f"{row.parameters:,}", f"{row.percent:.3f}", marks))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [f"{self.host}, {self.host_parameters:,} parameters"]
+        for name, method, *numbers, marks in table:
+            cells = [name.ljust(widths[0]), method.ljust(widths[1])]
+            cells += [number.rjust(width) for number, width in zip(numbers, widths[2:], strict=False)]
+            lines.append("  ".join([*cells, marks]).rstrip())
+        return "\n".join(lines)
+
+
+def summary(host: nn.Module) -> Summary:
+    """Names, methods, parameters, share of the host, and what is active and trainable."""
+    model = bare(host)
+    inlays = getattr(model, ATTRIBUTE, None)
+    ours = set(inlays.parameters()) if inlays is not None else set()
+    size = sum(p.numel() for p in model.parameters() if p not in ours)
+    acting = names_in(active(model))
+    rows = []
+    for inlay in inlays or ():
+        count = sum(p.numel() for p in inlay.parameters())
+        trainable = any(p.requires_grad for p in inlay.parameters())
+        rows.append(Row(inlay.name, inlay.method.kind, count, 100 * count / size, inlay.name in acting, trainable))
+    return Summary(type(model).__name__, size, tuple(rows))
+
+
+def bare(host: nn.Module) -> PreTrainedModel:
+    """The transformers model inside torch.compile's, DDP's or accelerate's wrapper."""
+    while not isinstance(host, PreTrainedModel):
+        inner = getattr(host, "_orig_mod", None) or getattr(host, "module", None)
+        if not isinstance(inner, nn.Module):
+            raise SetupError(f"a host is a transformers model, got {type(host).__name__}")
+        host = inner
+    return host
+
+
+def inlays_of(host: nn.Module) -> Inlays:
+    inlays = getattr(bare(host), ATTRIBUTE, None)
+    if inlays is None:
+        raise NamingError(
+            "this host has no inlays yet. Start with inlay.add(host, name, method) or inlay.load(host, path)."
+        )
+    return inlays
+
+
+def free_name(host: PreTrainedModel, name: str) -> None:
+    """Refuse a name that is badly formed or taken."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise NamingError(
+            f"{name!r} cannot be a name: use 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or a digit."
+        )
+    inlays = getattr(host, ATTRIBUTE, None)
+    if inlays is not None and name in inlays:
+        raise NamingError(f"the name {name!r} is taken. Choose another, or inlay.remove(host, {name!r}) first.")

@@ -1,0 +1,65 @@
+"""What a job will cost, measured on one of its own batches."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from inlay.host.verbs import summary
+from inlay.training.batching import padding_share, training_batches
+from inlay.runs.train import Job
+from inlay.training.objectives import objective_for
+from inlay.training.progress import clock
+
+
+def estimate(job: Job) -> dict[str, Any]:
+    """Rows, labels, lengths, parameters, memory and time. One batch of middle length is run; nothing is written."""
+    settings, train = job.settings, job.split("train")
+    lengths, limit = train.features.lengths, job.language.max_length
+    batches = training_batches(lengths, settings.batch_size, settings.seed, 0)
+    assert settings.epochs is not None
+    steps = min(settings.max_steps or 1 << 60, settings.epochs * len(batches))
+    seconds = _seconds_per_step(job, sorted(batches, key=lambda rows: int(lengths[rows].max()))[len(batches) // 2])
+    trained = sum(p.numel() for p in job.host.parameters() if p.requires_grad)
+    facts = {
+        "task": f"{job.prepared.task.name} ({job.prepared.task.kind})",
+        "rows": {split: len(getattr(job.prepared, split)) for split in ("train", "validation", "test")},
+        "labels": _labels(job),
+        "notes": list(job.prepared.notes),
+        "longest_row": f"{int(lengths.max())} tokens (limit {limit}; {int((lengths >= limit).sum())} rows at it)",
+        "padding": f"{padding_share(lengths, batches):.1%}",
+        "host_parameters": summary(job.host).host_parameters,
+        "trained_parameters": trained,
+        "steps_at_most": steps,
+        "time_at_most": f"{clock(steps * seconds)} ({seconds:.2f} s per step of {settings.batch_size} rows)",
+        "memory_at_least": f"{_peak_megabytes():,.0f} MB (peak of this check)",
+    }
+    return facts
+
+
+def _labels(job: Job) -> dict[str, int] | str:
+    task = job.prepared.task
+    if task.kind != "classification":
+        return "—"
+    counts = Counter(task.labels[int(e.target)] for e in job.prepared.train)  # type: ignore[arg-type]
+    return {label: counts[label] for label in task.labels}
+
+
+def _seconds_per_step(job: Job, rows: list[int]) -> float:
+    train, times = job.split("train"), []
+    objective = objective_for(job.host, job.name)
+    for _ in range(2):  # the first one warms up
+        began = time.monotonic()
+        batch = {name: tensor.to(job.host.device) for name, tensor in train.features.batch(rows).items()}
+        objective(job.host, job.host, job.language, batch, 1 / len(rows), 1.0).backward()
+        job.host.zero_grad(set_to_none=True)
+        times.append(time.monotonic() - began)
+    return times[-1]
+
+
+def _peak_megabytes() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1024 / (1024 if sys.platform == "darwin" else 1)  # macOS counts bytes, Linux kilobytes

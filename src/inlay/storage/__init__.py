@@ -1,0 +1,1 @@
+"""Whole files and folders, locks, the cache folder, JSON."""

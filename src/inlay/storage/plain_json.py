@@ -1,0 +1,42 @@
+"""JSON as we write and read it: finite numbers, small files, nothing that takes for ever."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import CheckpointError
+
+LARGEST_MANIFEST = 4 << 20
+
+
+def read_json(file: Path) -> Any:
+    """What a small JSON file holds."""
+    try:
+        if file.stat().st_size > LARGEST_MANIFEST:
+            raise ValueError("it is larger than a manifest can be")
+        return json.loads(file.read_text(encoding="utf-8"), parse_int=_integer)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not readable JSON: {error}") from None
+
+
+def _integer(digits: str) -> int:
+    """No size or count needs more digits, and Python refuses to print or convert what has thousands."""
+    if len(digits) > 20:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: a number that is not finite is null."""
+    return json.dumps(_finite(value), ensure_ascii=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,1 @@
+"""From rows to a trained host: codec, batches, objectives, the loop, evaluation."""

@@ -1,0 +1,117 @@
+"""Where a training run is: everything that the rest of it depends on, in one file that is whole or not there.
+
+checkpoint.safetensors   now.<parameter>, best.<parameter>, optimizer.<parameter>.<state>, rng.<process>[.cuda]
+                         and, as JSON in the header, the position
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from inlay.errors import CheckpointError
+from inlay.storage.files import write_whole
+
+
+@dataclass
+class Position:
+    """How far a run is, and how well it did."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    """The next batch of this epoch."""
+    best: float | None = None
+    best_step: int = 0
+    best_scores: dict[str, float] = field(default_factory=dict)
+    waited: int = 0
+    """Evaluations since the best."""
+    stopped: bool = False
+    """Early stopping has spoken."""
+    loss_sum: float = 0.0
+    """Over the steps since the last evaluation."""
+    loss_steps: int = 0
+
+
+class Learned:
+    """The parameters that train, by name: as they are now and as they were at the best evaluation."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.now = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.best: dict[str, Tensor] = {}
+
+    def keep(self) -> None:
+        self.best = {name: parameter.detach().clone() for name, parameter in self.now.items()}
+
+    def restore(self) -> None:
+        _pour(self.now, self.best)
+
+
+def save_state(
+    path: Path, position: Position, learned: Learned, optimizer: torch.optim.Optimizer, rng: list[dict[str, Tensor]]
+) -> None:
+    """Write the whole state of a run."""
+    tensors = {f"now.{name}": parameter.detach() for name, parameter in learned.now.items()}
+    tensors |= {f"best.{name}": tensor for name, tensor in learned.best.items()}
+    names = {parameter: name for name, parameter in learned.now.items()}
+    for parameter, entries in optimizer.state.items():
+        tensors |= {f"optimizer.{names[parameter]}.{key}": value for key, value in entries.items()}
+    for process, states in enumerate(rng):
+        tensors |= {f"rng.{process}.{device}": state for device, state in states.items()}
+    whole = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
+    write_whole(path, safetensors.torch.save(whole, metadata={"position": json.dumps(asdict(position))}))
+
+
+def load_state(path: Path, learned: Learned, optimizer: torch.optim.Optimizer, process: int) -> Position:
+    """Put a run back to where it was."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            position = Position(**json.loads(file.metadata()["position"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a whole checkpoint: {error}") from None
+    now = _under("now.", tensors)
+    if now.keys() != learned.now.keys():
+        odd = sorted(now.keys() ^ learned.now.keys())
+        raise CheckpointError(f"{path} is of another setup: it and this run differ in {', '.join(odd[:4])}.")
+    _pour(learned.now, now)
+    learned.best = _under("best.", tensors)
+    optimizer_state = _under("optimizer.", tensors)
+    for name, parameter in learned.now.items():
+        entries = _under(f"{name}.", optimizer_state)
+        if entries:
+            optimizer.state[parameter] = {k: v if k == "step" else v.to(parameter.device) for k, v in entries.items()}
+    set_random_state(_under(f"rng.{process}.", tensors))
+    return position
+
+
+def random_state() -> dict[str, Tensor]:
+    """The random numbers to come, per device."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_random_state(states: dict[str, Tensor]) -> None:
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _pour(into: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            into[name].copy_(tensor)

@@ -1,0 +1,69 @@
+"""What is exported reads back bit for bit, and the peer library loads it whole and gives the same logits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import inlay
+from tests.checkpoints.foreign.exports import ALL, CASES, export_all, host_and_inputs, prepare, set_in
+
+TOOL = Path(__file__).parents[3] / "tools" / "check_export.py"
+
+
+def same_tensors(name: str, family: str) -> bool:
+    """In peft the parts of a fused module become one LoRA of it, and a bias is a value and not a difference."""
+    fused = family in ("gpt2", "gpt_neox", "modernbert") and name.startswith("peft") and name != "peft_qkv"
+    return "bias" not in name and not fused
+
+
+@pytest.mark.parametrize(("name", "family"), ALL)
+def test_round_trip(name: str, family: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    host, inputs = host_and_inputs(family)
+    exported, members = set_in(host, case)
+    checkpoints = export_all(host, exported, members, case, tmp_path)
+    inlay.activate(host, exported)
+    other, _ = host_and_inputs(family)
+    for checkpoint in checkpoints:
+        inlay.load(other, tmp_path / checkpoint, name=checkpoint)
+    inlay.activate(other, exported)
+    with torch.no_grad():
+        mine, theirs = host(**inputs).logits, other(**inputs).logits
+    if not same_tensors(name, family):
+        torch.testing.assert_close(theirs, mine, atol=1e-5, rtol=0)
+        return
+    assert torch.equal(theirs, mine)
+    for checkpoint in checkpoints:
+        before, after = host.inlays[checkpoint].tensors(), other.inlays[checkpoint].tensors()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_merged_mixture_needs_no_patterns(tmp_path: Path) -> None:
+    """On GPT-2 q and v become one LoRA of twice the rank; servers that know one rank and one alpha can serve it."""
+    host, _ = host_and_inputs("gpt2")
+    exported, _ = set_in(host, CASES["peft_adamix"])
+    folder = inlay.export(host, exported, tmp_path / "x", "peft")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (8, 64, ["c_attn"])
+    assert not config["rank_pattern"]
+    assert not config["alpha_pattern"]
+
+
+@pytest.mark.parametrize("library", ["adapters", "peft"])
+def test_the_peer_loads_it(library: str, tmp_path: Path) -> None:
+    python = os.environ.get(f"INLAY_{library.upper()}_PYTHON")
+    if not python:
+        pytest.skip(f"INLAY_{library.upper()}_PYTHON does not name an interpreter that has {library}")
+    for name, family in ALL:
+        if CASES[name].format == {"adapters": "adapterhub"}.get(library, library):
+            prepare(name, family, tmp_path)
+    done = subprocess.run([python, str(TOOL), str(tmp_path)], capture_output=True, text=True)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr

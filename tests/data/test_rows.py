@@ -1,0 +1,65 @@
+import gzip
+import json
+
+import pytest
+
+from inlay.data.errors import DataError
+from inlay.data.rows import read_table
+
+ROWS = [{"text": 'a, "quoted" text\nwith a line', "label": "x"}, {"text": "näive ☃", "label": "y"}]
+
+
+def write(path, data):
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def test_every_format_gives_the_same_rows(tmp_path):
+    import csv
+    import io
+
+    import pyarrow
+    import pyarrow.parquet
+
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, ["text", "label"])
+    writer.writeheader()
+    writer.writerows(ROWS)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    files = [
+        write(tmp_path / "a.jsonl", lines), write(tmp_path / "bom.jsonl", b"\xef\xbb\xbf" + lines.encode()),
+        write(tmp_path / "a.jsonl.gz", gzip.compress(lines.encode())), write(tmp_path / "a.csv", stream.getvalue()),
+        write(tmp_path / "a.csv.gz", gzip.compress(stream.getvalue().encode())), tmp_path / "a.parquet",
+    ]  # fmt: skip
+    for file in files:
+        assert read_table(file).rows == ROWS, file
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", "", "is empty"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', "line 2: not a JSON object"),
+        ("a.jsonl", '{"text": "a"}\n[1]\n', "line 2: expected an object"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": "\xe9"}\n', "line 3: byte 0xe9 is not UTF-8"),
+        ("a.csv", "text,label\na,b\nc\n", "line 3: 1 fields where the header has 2"),
+        ("a.csv", "text,label\na,b,c\n", "line 2: 3 fields where the header has 2"),
+        ("a.csv", "text,label\n", "is empty"),
+        ("a.csv", 'text,label\n"a"b,c\n', "line 2"),
+        ("a.jsonl.gz", b"no gzip", "cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}' * 99, mtime=0)[:-12], "cannot be read"),
+        ("a.parquet", b"no parquet", "is not a Parquet file"),
+        ("a.xlsx", b"", "must end in one of"),
+    ],
+)
+def test_broken_files_say_where(tmp_path, name, content, message):
+    with pytest.raises(DataError, match=message) as caught:
+        read_table(write(tmp_path / name, content))
+    assert name in str(caught.value)
+
+
+def test_a_file_that_is_not_there_shows_what_is(tmp_path):
+    write(tmp_path / "train.jsonl", "{}")
+    with pytest.raises(DataError, match=r"there is: train\.jsonl"):
+        read_table(tmp_path / "trian.jsonl")

@@ -1,0 +1,192 @@
+import json
+
+import pytest
+
+import inlay
+from inlay.data import Data, DataError, Task, builtin_tasks, prepare, task_named
+from inlay.data.examples import examples
+from inlay.data.rows import Table
+from inlay.data.sources import _as_task_row
+
+FUSION_16 = [
+    "mnli",
+    "qqp",
+    "sst2",
+    "winogrande",
+    "imdb",
+    "hellaswag",
+    "socialiqa",
+    "cosmosqa",
+    "scitail",
+    "argument",
+    "csqa",
+    "boolq",
+    "mrpc",
+    "sick",
+    "rte",
+    "cb",
+]
+REST = ["cola", "stsb", "qnli", "copa", "wic", "multirc", "record"]
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def some(count, labels=("x", "y")):
+    return [{"text": f"row {i}", "label": labels[i % len(labels)]} for i in range(count)]
+
+
+def test_the_papers_tasks_are_built_in():
+    assert list(builtin_tasks()) == FUSION_16 + REST
+    assert (task_named("cola").main, task_named("stsb").main, task_named("multirc").main) == (
+        "matthews",
+        "pearson",
+        "f1",
+    )
+    with pytest.raises(inlay.NamingError, match="Did you mean 'winogrande'"):
+        task_named("winogrand")
+
+
+@pytest.mark.parametrize(
+    ("name", "hub_row", "texts", "target"),
+    [
+        ("rte", {"sentence1": "p", "sentence2": "h", "label": 1}, (("p", "h"),), 1),
+        ("winogrande", {"sentence": "so _ left", "option1": "Al", "option2": "Bo", "answer": "2"}, (("so Al left", None), ("so Bo left", None)), 1),
+        ("csqa", {"question": "q", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "B"}, (("q", "x"), ("q", "y")), 1),
+        ("socialiqa", {"context": "c", "question": "q", "answerA": "x", "answerB": "y", "answerC": "z", "label": "3"}, None, 2),
+        ("hellaswag", {"ctx": "c", "endings": ["x", "y"], "label": "0"}, (("c", "x"), ("c", "y")), 0),
+        ("boolq", {"question": "q", "passage": "p", "label": 1}, (("q", "p"),), 1),
+        ("wic", {"word": "w", "sentence1": "a", "sentence2": "b", "label": 0}, (("w: a", "b"),), 0),
+        ("record", {"passage": "p", "query": "@placeholder ran", "entities": ["Al", "Bo"], "answers": ["Bo"]}, (("p Al ran", None), ("p Bo ran", None)), 1),
+        ("sick", {"sentence_A": "a", "sentence_B": "b", "label": 2}, (("a", "b"),), 2),
+        ("stsb", {"sentence1": "a", "sentence2": "b", "label": 3.8}, (("a", "b"),), 3.8),
+    ],
+)  # fmt: skip
+def test_hub_rows_become_the_tasks_own(name, hub_row, texts, target):
+    task = task_named(name)
+    (example,) = examples(task, Table([_as_task_row(hub_row, task.hub, task)], "hub"))
+    assert example.target == target
+    assert texts is None or example.texts == texts
+
+
+def test_labels_of_own_rows_are_found_and_shown(tmp_path):
+    prepared = prepare(
+        Data(
+            train=write(tmp_path / "t.jsonl", some(40, (3, 1, 2))),
+            validation=write(tmp_path / "v.jsonl", some(9, (1, 2, 3))),
+        )
+    )
+    assert prepared.task.labels == ("1", "2", "3")
+    assert "labels found: 1, 2, 3" in prepared.notes
+
+
+def test_columns_may_be_templates(tmp_path):
+    rows = [{"q": f"why {i}", "a": "so", "ok": i % 2 == 0} for i in range(20)]
+    prepared = prepare(Data(train=write(tmp_path / "t.jsonl", rows), text="{q}? {a}", label="ok"))
+    assert prepared.task.labels == ("false", "true")
+    assert prepared.train[0].texts[0][0].startswith("why")
+    assert prepared.train[0].texts[0][0].endswith("? so")
+
+
+def test_labels_that_look_like_numbers_and_are_none(tmp_path):
+    prepared = prepare(Data(train=write(tmp_path / "t.jsonl", some(20, ("²", "--1")))))
+    assert prepared.task.labels == ("--1", "²")
+
+
+def test_choices_may_be_several_columns_as_csv_has_them(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("q,a,b,right\n" + "why?,so,or so,1\n" * 20, encoding="utf-8")
+    prepared = prepare(Data(train=file, kind="choice", text="q", choices="a, b", label="right"))
+    assert prepared.train[0].texts == (("why?", "so"), ("why?", "or so"))
+    assert prepared.train[0].target == 1
+    with pytest.raises(DataError, match="no column 'c'"):
+        prepare(Data(train=file, kind="choice", text="q", choices="a,c", label="right"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"text": "txt"}, "no column 'txt'. Did you mean 'text'"),
+        ({"label": "lable"}, "no column 'lable'. Did you mean 'label'"),
+        ({"labels": ("x", "z")}, "label 'y' was not seen in training"),
+    ],
+)
+def test_wrong_columns_and_labels_name_the_nearest(tmp_path, given, message):
+    with pytest.raises(DataError, match=message):
+        prepare(Data(train=write(tmp_path / "t.jsonl", some(20)), **given))
+
+
+def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
+    files = {
+        "train": write(tmp_path / "t.jsonl", some(20)),
+        "validation": write(tmp_path / "v.jsonl", [*some(4), {"text": "a", "label": "new"}]),
+    }
+    with pytest.raises(DataError, match=r"v\.jsonl, line 5: label 'new' was not seen in training"):
+        prepare(Data(**files))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([*some(10), {"text": "one", "label": "rare"}], "single row of the class 'rare'"),
+        ([{"text": f"{i}", "label": "x"} for i in range(10)], "only one class"),
+        ([*some(10), {"text": None, "label": "x"}], "line 11: column 'text' is missing or null"),
+        ([*some(10), {"text": "a", "label": None}], "line 11: column 'label' is missing, null or empty"),
+        ([*some(10), {"text": "a", "label": ""}], "line 11: column 'label' is missing, null or empty"),
+        ([*some(10), {"text": "a", "label": float("nan")}], "line 11: column 'label' is missing, null or empty"),
+        ([{"text": f"{i}", "label": i / 7} for i in range(20)], r"and 15 more\..* use kind: regression"),
+        ([*some(10), {"text": "  ", "label": "x"}], "line 11: the text"),
+    ],
+)
+def test_rows_that_cannot_be_learned_from(tmp_path, rows, message):
+    files = {"train": write(tmp_path / "t.jsonl", rows), "validation": write(tmp_path / "v.jsonl", some(4, ("x",)))}
+    with pytest.raises(DataError, match=message):
+        prepare(Data(**files))
+
+
+def test_all_broken_rows_are_counted(tmp_path):
+    rows = [*some(50), *({"text": None, "label": "x"} for _ in range(8))]
+    with pytest.raises(DataError, match="(?s)line 51: .*line 55: .*and 3 more"):
+        prepare(Data(train=write(tmp_path / "t.jsonl", rows), validation=write(tmp_path / "v.jsonl", some(4))))
+
+
+def test_splits(tmp_path):
+    folder = tmp_path / "cb"
+    labels = ("entailment", "contradiction", "neutral")
+    rows = [{"premise": f"p{i}", "hypothesis": "h", "label": labels[i % 3]} for i in range(60)]
+    write(folder / "train.jsonl", rows)
+    write(folder / "validation.jsonl", rows[:21])
+    official = prepare(Data(task="cb", data_dir=tmp_path))
+    assert [len(official.train), len(official.validation), len(official.test), official.judge] == [
+        60,
+        21,
+        0,
+        "validation",
+    ]
+    halved = prepare(Data(task="cb", data_dir=tmp_path, splits="compacter"))
+    assert [len(halved.train), len(halved.validation), len(halved.test), halved.judge] == [60, 10, 11, "test"]
+    assert sorted(e.texts for e in (*halved.validation, *halved.test)) == sorted(e.texts for e in official.validation)
+    assert len(prepare(Data(task="cb", data_dir=tmp_path, rows=30)).train) == 30
+    (folder / "validation.jsonl").unlink()
+    held = prepare(Data(task="cb", data_dir=tmp_path))
+    assert [len(held.train), len(held.validation)] == [54, 6]
+
+
+def test_mismatched_rows_validate_mnli(tmp_path):
+    rows = [{"premise": f"p{i}", "hypothesis": "h", "label": ("entailment", "neutral")[i % 2]} for i in range(8)]
+    for split, count in (("train", 8), ("validation", 4), ("mismatched", 2)):
+        write(tmp_path / "mnli" / f"{split}.jsonl", rows[:count])
+    prepared = prepare(Data(task="mnli", data_dir=tmp_path, splits="compacter"))
+    assert [len(prepared.validation), len(prepared.test)] == [2, 4]
+
+
+def test_settings_that_cannot_be_used_are_named():
+    with pytest.raises(inlay.ConfigError, match="not a built-in task.*Did you mean 'rte'"):
+        Data(task="rtee")
+    with pytest.raises(inlay.ConfigError, match="data_dir and hub are given"):
+        Data(task="rte", data_dir=".", hub="x")
+    with pytest.raises(inlay.ConfigError, match="does not measure regression"):
+        Task(kind="regression", metrics=("accuracy",))
