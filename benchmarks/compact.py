@@ -5,7 +5,7 @@
 
 The rows `n=4 b=24 …` are the adapter alone, down and up at the hidden size of BERT-base and T5-base, without a host:
 `forward` is one call under no_grad, `step` a call with its backward. `dense` builds W = Σ A_i ⊗ B_i in every call, as
-published code does. The other orders show that the rule of `cheapest` (the fewest multiply-adds per token: fold the
+published code does. The other orders show that the rule of `cheapest_order` (the fewest multiply-adds per token: fold the
 rule into the factor of the narrow side) picks the fastest. The rows below are whole hosts.
 """
 
@@ -19,7 +19,7 @@ from harness import Bench, Builder, Run, Sizes, bare_cases, phases
 from torch import Tensor
 
 import inlay
-from inlay.methods.phm import Order, cheapest, contract
+from inlay.methods.phm import Order, cheapest_order, contract
 
 
 def factors(n: int, k: int, d: int) -> list[Tensor]:
@@ -50,7 +50,7 @@ def adapter(sizes: Sizes, n: int, b: int, orders: tuple[Order, Order], learn: bo
 
 
 def module_cases(n: int, b: int, hidden: int = 768) -> dict[str, Builder]:
-    best = cheapest(n, 1, hidden, b), cheapest(n, 1, b, hidden)
+    best = cheapest_order(n, 1, hidden, b), cheapest_order(n, 1, b, hidden)
     ways = {"cheapest": best, "dense": ("dense", "dense"), "swapped": (best[1], best[0])}
     return {
         f"n={n} b={b} {way}:{phase}": lambda sizes, orders=orders, learn=learn: adapter(sizes, n, b, orders, learn)

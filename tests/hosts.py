@@ -6,6 +6,9 @@ import torch
 import transformers as hf
 from torch import Tensor
 
+from inlay.host.steps import leaves
+from inlay.methods.fusion import Fused
+
 SMALL = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -92,6 +95,34 @@ def shake(host: torch.nn.Module, name: str, seed: int = 1, std: float = 0.3) -> 
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * std)
 
 
+def module_of(host: torch.nn.Module, place: str) -> str:
+    """The host's module at a place."""
+    return host.inlays.anatomy.places[place].module
+
+
+def step_at(host: torch.nn.Module, place: str):
+    """What the active setup runs at a place's module; None where it leaves the host alone."""
+    return host.inlays.acting.plan.steps.get(module_of(host, place))
+
+
+def spy_on(host: torch.nn.Module, place: str) -> dict:
+    """From now on the last call of the step at a place: h, what was seen, and what came out."""
+    step, caught = step_at(host, place), {}
+
+    def spy(h, seen):
+        caught.update(h=h, seen=seen, out=step(h, seen))
+        return caught["out"]
+
+    host.inlays.acting.plan.steps[module_of(host, place)] = spy
+    return caught
+
+
+def fused_steps(host: torch.nn.Module) -> dict:
+    """Place to the step of the fusion that acts there."""
+    found = [leaf for step in host.inlays.acting.plan.steps.values() for leaf in leaves(step)]
+    return {step.place.id: step for step in found if isinstance(step, Fused)}
+
+
 def batch(rows: int = 3, tokens: int = 7, seed: int = 0) -> dict[str, Tensor]:
     """Random ids; the rows end at different tokens, each with the end-of-text token 1."""
     generator = torch.Generator().manual_seed(seed)
@@ -110,3 +141,13 @@ def logits(host: torch.nn.Module, inputs: dict[str, Tensor] | None = None) -> Te
 
 def row(inputs: dict[str, Tensor], at: int) -> dict[str, Tensor]:
     return {name: tensor[at : at + 1] for name, tensor in inputs.items()}
+
+
+def without_dropout(host: torch.nn.Module) -> None:
+    """Training without chance, but for what inlays draw."""
+    for module in host.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
+    host.config.attention_probs_dropout_prob = 0.0

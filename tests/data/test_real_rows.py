@@ -24,7 +24,9 @@ COUNTS = {
     "imdb": (19000, 1000), "mnli": (20000, 5000), "qqp": (20000, 5000), "qnli": (11803, 5463), "multirc": (19997, 4848),
 }  # fmt: skip
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no benchmark rows: set INLAY_DATA to a folder of <task>/<split>.jsonl.gz")
+pytestmark = pytest.mark.skipif(
+    not FOLDER.is_dir(), reason="no benchmark rows: set INLAY_DATA to a folder of <task>/<split>.jsonl.gz"
+)
 
 
 @pytest.fixture(scope="module")

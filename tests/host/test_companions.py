@@ -14,17 +14,7 @@ import transformers as hf
 
 import inlay
 from tests.hosts import BART, CAUSAL, CONFIGS, SMALL, T5, batch, classifier, logits, shake, shaken
-
-
-class Texts(torch.utils.data.Dataset):
-    def __init__(self, rows: int = 12) -> None:
-        self.inputs = batch(rows)
-
-    def __len__(self) -> int:
-        return len(self.inputs["input_ids"])
-
-    def __getitem__(self, at: int) -> dict:
-        return {k: v[at] for k, v in self.inputs.items()} | {"labels": torch.tensor(at % 3)}
+from tests.texts import Texts
 
 
 @pytest.mark.parametrize(("family", "method"), [("bert", inlay.Parallel), ("gpt2", inlay.Pfeiffer)])

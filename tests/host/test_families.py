@@ -145,9 +145,9 @@ def test_average_and_stack_by_hand(family: str) -> None:
         inlay.add(host, name, inlay.Houlsby(size=4, sites=("ffn",), leave_out=(0,)))
         shake(host, name, seed)
     adapters = {n: next(iter(host.inlays[n].parts.values())) for n in "ab"}
-    site = next(s for s in host.inlays.sites.values() if s.place.layer == 1)
+    place = next(p for p in host.inlays.anatomy.of_kind("ffn") if p.layer == 1)
     seen: list[torch.Tensor] = []
-    host.get_submodule(site.place.module).register_forward_hook(lambda m, a, out: seen.append(out))
+    host.get_submodule(place.module).register_forward_hook(lambda m, a, out: seen.append(out))
     for setup in (None, inlay.Average("a", "b", weights=[3, 1]), inlay.Stack("a", "b")):
         inlay.activate(host, setup)
         logits(host)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import inlay
-from tests.hosts import batch, classifier, logits, row, shake
+from tests.hosts import batch, classifier, logits, row, shake, step_at
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_batch_of_another_size_is_refused(host) -> None:
 
 def test_rows_keep_their_index(host) -> None:
     inlay.train(host, inlay.Rows("a", "b", "a"))
-    kept = host.inlays.sites["encoder:0:ffn"].step.kept
+    kept = step_at(host, "encoder.0.ffn").kept
     with torch.inference_mode():
         host(**batch())
     first = dict(kept)

@@ -67,7 +67,7 @@ def test_remove() -> None:
     wanted = logits(host)
     inlay.remove(host, "b")
     assert torch.equal(logits(host), wanted)
-    assert set(host.inlays.sites) == {"encoder:0:ffn", "encoder:1:ffn"}
+    assert set(host.inlays.sites) == {f"at:bert:encoder:layer:{i}:output:dropout" for i in range(2)}
     inlay.add(host, "b", inlay.Houlsby(size=2))
     assert torch.equal(logits(host), wanted)
 
@@ -133,16 +133,16 @@ def test_a_forward_that_fails_keeps_nothing(family: str) -> None:
     inlay.add(host, "a", inlay.Parallel(size=2, sites=("attention", "ffn")), head=inlay.Head(labels=2, pooling="mean"))
     inlay.activate(host, "a")
     wanted = logits(host)
-    entry, sites = host.inlays.entry, host.inlays.sites.values()
+    entry, sites, branches = host.inlays.entry, host.inlays.sites.values(), host.inlays.branches.values()
 
     def fail(*call: object) -> None:
         raise RuntimeError("boom")
 
     for site in sites:
-        hook = host.get_submodule(site.place.module).register_forward_hook(fail, prepend=True)
+        hook = host.get_submodule(site.path).register_forward_hook(fail, prepend=True)
         with pytest.raises(RuntimeError, match="boom"):
             host(**batch())
-        assert all(slot.value is None for slot in (entry.hidden, entry.mask, *(s.residual for s in sites)))
+        assert all(slot.value is None for slot in (entry.hidden, entry.mask, *(b.residual for b in branches)))
         hook.remove()
     assert torch.equal(logits(host), wanted)
 

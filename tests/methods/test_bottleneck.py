@@ -90,7 +90,7 @@ def test_random_adapterdrop_draws_in_training_only() -> None:
     drawn = {}
     for _ in range(60):
         result = logits(host)
-        drawn.setdefault(host.inlays["a"].left_out, []).append(result)
+        drawn.setdefault(host.inlays["a"].draw.left_out, []).append(result)
     assert set(drawn) == {0, 1, 2}
     assert all(torch.equal(results[0], r) for results in drawn.values() for r in results)
     assert not torch.allclose(drawn[0][0], drawn[1][0], atol=1e-4)
@@ -108,7 +108,7 @@ def test_the_same_seed_draws_the_same() -> None:
     runs = []
     for _ in range(2):
         torch.manual_seed(5)
-        runs.append([(logits(host), host.inlays["a"].left_out)[1] for _ in range(12)])
+        runs.append([(logits(host), host.inlays["a"].draw.left_out)[1] for _ in range(12)])
     assert runs[0] == runs[1]
     assert len(set(runs[0])) > 1
 

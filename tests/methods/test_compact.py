@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import inlay
-from inlay.methods.phm import cheapest, contract, dense
-from tests.hosts import FAMILIES, SMALL, batch, classifier, logits, shake, shaken
+from inlay.methods.phm import cheapest_order, contract, dense
+from tests.hosts import FAMILIES, SMALL, batch, classifier, logits, shake, shaken, without_dropout
 
 COMPACT = [inlay.PHM(size=4), inlay.PHM(size=4, rank=2, share_rule=True), inlay.Compacter(size=4), inlay.CompacterPlusPlus(size=8),
            inlay.Compacter(size=4, share_rule=False, rank=2), inlay.LowRank(size=4)]  # fmt: skip
@@ -126,7 +126,7 @@ def test_phm_blocks_equal_torch_kron() -> None:
     (4, 1, 768, 24, "narrow out"), (4, 1, 24, 768, "narrow in"), (12, 1, 768, 48, "narrow out"), (8, 8, 768, 24, "dense"),
 ])  # fmt: skip
 def test_the_order_of_contraction(n: int, rank: int, k: int, d: int, order: str) -> None:
-    assert cheapest(n, rank, k, d) == order
+    assert cheapest_order(n, rank, k, d) == order
 
 
 def test_nothing_of_size_k_by_d_is_made() -> None:
@@ -339,8 +339,6 @@ def test_gradients_against_finite_differences(method: inlay.Method) -> None:
     "method", [inlay.BitFit(), inlay.LoRA(rank=2, targets=("linear",)), *COMPACT], ids=lambda m: m.kind
 )
 def test_training_mode_without_dropout_is_evaluation(method: inlay.Method) -> None:
-    from tests.methods.test_mixture import without_dropout
-
     host = classifier()
     inlay.add(host, "a", method)
     shake(host, "a")

@@ -13,28 +13,18 @@ import pytest
 import torch
 from matplotlib.image import imread
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import inlay
-from inlay.methods.acting import Seen
-from inlay.methods.base import Form
+from inlay.methods.base import BottleneckForm
 from inlay.methods.bottleneck import Adapter
-from inlay.methods.fusion import Choose, Fused, FusionLayer, cheapest, pack
+from inlay.methods.fusion import Choose, FusionLayer, cheapest_orders, pack
 from tests.host.test_parity import GOLDEN, golden_host, golden_logits, pour
-from tests.hosts import FAMILIES, batch, classifier, logits, row, shake
+from tests.hosts import FAMILIES, batch, classifier, fused_steps, logits, row, shake, spy_on, step_at
+from tests.methods.slow import slow_fusion
 
 WIDTH = 12
-
-
-def slow(layer: FusionLayer, x: Tensor, zs: list[Tensor], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Pfeiffer et al. 2021, equation by equation: every K z_n and V z_n is computed."""
-    z = torch.stack(zs, dim=-2)  # (B, T, N, D)
-    q = x @ layer.query.weight.T + layer.query.bias
-    k = z @ layer.key.weight.T + layer.key.bias
-    v = z if layer.value is None else z @ layer.value.weight.T
-    p = ((q.unsqueeze(-2) * k).sum(-1) / temperature).softmax(-1)
-    return (p.unsqueeze(-1) * v).sum(-2), p
 
 
 def some_layer(value: bool, dtype: torch.dtype, width: int = WIDTH) -> FusionLayer:
@@ -68,9 +58,9 @@ def test_fast_equals_the_paper_forward_and_gradients(count, mixed, value, dtype,
     layer, members = some_layer(value, dtype), some_members(count, dtype, mixed)
     x = torch.randn(2, 5, WIDTH, dtype=dtype, requires_grad=True)
     packed = pack([m.form("normed") for m in members], WIDTH, layer.key.weight)
-    folded = layer.fold(packed.rows, *ways)
+    folded = layer.premultiply(packed.rows, *ways)
     fast, weights = layer(x, lambda reads, standardised: x, packed, folded, Choose(temperature=1.5))
-    wanted, attention = slow(layer, x, [m(x) for m in members], temperature=1.5)
+    wanted, attention = slow_fusion(layer, x, [m(x) for m in members], temperature=1.5)
     scale = max(1.0, wanted.abs().max().item())
     torch.testing.assert_close(fast, wanted, atol=tolerance * scale, rtol=0)
     torch.testing.assert_close(weights[..., torch.tensor(packed.order).argsort()], attention, atol=tolerance, rtol=0)
@@ -91,9 +81,9 @@ def test_a_member_without_a_module_adds_nothing() -> None:
     x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
     packed = pack([None, member.form("normed"), None], WIDTH, layer.key.weight)
     for ways in (("direct", "direct"), ("product", "direct"), ("folded", "folded")):
-        folded = layer.fold(packed.rows, *ways)
+        folded = layer.premultiply(packed.rows, *ways)
         fast, weights = layer(x, lambda reads, standardised: x, packed, folded, Choose())
-        wanted, attention = slow(layer, x, [torch.zeros_like(x), member(x), torch.zeros_like(x)])
+        wanted, attention = slow_fusion(layer, x, [torch.zeros_like(x), member(x), torch.zeros_like(x)])
         torch.testing.assert_close(fast, wanted)
         torch.testing.assert_close(weights[..., torch.tensor(packed.order).argsort()], attention)
 
@@ -101,14 +91,14 @@ def test_a_member_without_a_module_adds_nothing() -> None:
 def test_bfloat16_within_its_precision() -> None:
     layer, members = some_layer(True, torch.float32), some_members(8, torch.float32, True)
     x = torch.randn(2, 5, WIDTH)
-    exact, _ = slow(layer, x, [m(x) for m in members])
+    exact, _ = slow_fusion(layer, x, [m(x) for m in members])
     low = layer.bfloat16()
     packed = pack([m.bfloat16().form("normed") for m in members], WIDTH, low.key.weight)
     found, _ = low(
         x.bfloat16(),
         lambda reads, standardised: x.bfloat16(),
         packed,
-        low.fold(packed.rows, "direct", "direct"),
+        low.premultiply(packed.rows, "direct", "direct"),
         Choose(),
     )
     assert (found.float() - exact).abs().max() < 0.08 * exact.abs().max()
@@ -118,7 +108,7 @@ def test_bfloat16_within_its_precision() -> None:
     (512, 98, ("folded", "folded")), (512, 784, ("direct", "direct")), (4096, 784, ("folded", "folded")), (4096, 4000, ("product", "direct")),
 ])  # fmt: skip
 def test_the_cheapest_order(tokens: int, rows: int, ways: tuple[str, str]) -> None:
-    assert cheapest(tokens, rows, 768) == ways
+    assert cheapest_orders(tokens, rows, 768) == ways
 
 
 def test_scores_to_weights() -> None:
@@ -167,26 +157,20 @@ def test_every_kind_of_member_on_every_family(family: str, query: str) -> None:
     """At one place, with h, r and the norm caught by hand, the whole step equals the paper's equations."""
     host = fused_host(family, MIXED, query=query).double()
     inlay.activate(host, "f")
-    site = next(s for s in host.inlays.sites.values() if s.place.kind == "ffn" and s.place.layer == 1)
-    step, caught = site.step, {}
-
-    def spy(h: Tensor, seen: Seen) -> Tensor:
-        caught.update(h=h, seen=seen, out=step(h, seen))
-        return caught["out"]
-
-    site.step = spy
+    place = next(p for p in host.inlays.anatomy.of_kind("ffn") if p.layer == 1)
+    caught = spy_on(host, place.id)
     logits(host)
     h, seen = caught["h"], caught["seen"]
-    norm = None if site.place.norm is None else host.get_submodule(site.place.norm)
+    norm = None if place.norm is None else host.get_submodule(place.norm)
     stream = h + seen.residual
     normed = stream if norm is None else norm.forward(stream)
     inputs = {"output": h, "residual": seen.residual, "stream": stream, "normed": normed}
     with torch.no_grad():
         zs = []
         for n, method in enumerate(MIXED):
-            part, _ = host.inlays.member_part(f"m{n}", site.place)
+            part, _ = host.inlays.member_part(f"m{n}", place)
             zs.append(part(inputs[method.reads]))
-        wanted, _ = slow(host.inlays["f"].part(site.place), normed if query == "normed" else h, zs)
+        wanted, _ = slow_fusion(host.inlays["f"].part(place), normed if query == "normed" else h, zs)
     torch.testing.assert_close(caught["out"], h + wanted, atol=1e-10, rtol=1e-8)
 
 
@@ -588,10 +572,10 @@ def test_subset_in_training_all_at_evaluation() -> None:
     drawn = set()
     for _ in range(60):
         logits(host)
-        assert len(host.inlays["f"].chosen) == 2
-        drawn.add(host.inlays["f"].chosen)
+        assert len(host.inlays["f"].draw.chosen) == 2
+        drawn.add(host.inlays["f"].draw.chosen)
     assert len(drawn) == 10  # every pair of five
-    step = host.inlays.sites["encoder:0:ffn"].step
+    step = step_at(host, "encoder.0.ffn")
     assert step._pack(step._chosen()).rows.shape[0] == 2 * 2 + 2  # only theirs are computed
     host.eval()
     assert len(step._chosen()) == 5
@@ -608,7 +592,7 @@ def test_leaving_out_layers() -> None:
     host = fused_host(leave_out=("encoder.1",))
     assert host.inlays["f"].method.sites == ("encoder.0.ffn",)
     inlay.activate(host, "f")
-    assert host.inlays.sites["encoder:1:ffn"].step is None
+    assert step_at(host, "encoder.1.ffn") is None
     with pytest.raises(inlay.SetupError, match="every layer"):
         inlay.add_fusion(host, "g", ["m0"], leave_out=(0, 1))
     with pytest.raises(inlay.AnatomyError, match="no such layer"):
@@ -703,9 +687,8 @@ def test_collapse_is_exactly_the_fusion_at_its_mean_weights(family: str, value: 
     for weights in report.weights.values():
         assert sum(weights.values()) == pytest.approx(1)
     inlay.activate(host, "f")
-    for key, site in host.inlays.sites.items():  # the same weights, forced at every token of the fusion
-        if isinstance(site.step, Fused):
-            site.step.pinned = report.weights[key.replace(":", ".")]
+    for place, step in fused_steps(host).items():  # the same weights, forced at every token of the fusion
+        step.pinned = report.weights[place]
     wanted = logits(host)
     inlay.activate(host, "plain")
     torch.testing.assert_close(logits(host), wanted, atol=1e-4, rtol=1e-3)
@@ -753,7 +736,7 @@ def test_forcing_and_masking() -> None:
     inlay.activate(host, inlay.Fuse("f", off=["m0", "m2"]))
     torch.testing.assert_close(logits(host), only)
     inlay.activate(host, inlay.Fuse("f", pin={"m0": 0.5}))
-    step = host.inlays.sites["encoder:0:ffn"].step
+    step = step_at(host, "encoder.0.ffn")
     step.record = []
     logits(host)
     weights = torch.cat(step.record)
@@ -834,7 +817,7 @@ def test_forms_are_the_modules_themselves() -> None:
     x = torch.randn(2, 3, 16)
     for n in range(len(MIXED)):
         part, reads = host.inlays.member_part(f"m{n}", host.inlays.anatomy.places["encoder.1.ffn"])
-        form: Form = part.form(reads)
+        form: BottleneckForm = part.form(reads)
         given = F.layer_norm(x, (16,)) if form.standardised else x
         by_form = part.act(given @ form.down.T + form.down_bias) @ form.up + form.up_bias
         torch.testing.assert_close(by_form, part(x), atol=1e-5, rtol=1e-4)

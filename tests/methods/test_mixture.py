@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import inlay
 from inlay.compose.mix import distance
 from inlay.methods.mixture import Alternatives, alternatives
-from tests.hosts import CAUSAL, FAMILIES, SMALL, T5, batch, classifier, logits, shake, shaken
+from tests.hosts import CAUSAL, FAMILIES, SMALL, T5, batch, classifier, logits, shake, shaken, without_dropout
 
 METHODS = [inlay.Houlsby(size=4), inlay.Pfeiffer(size=4), inlay.Parallel(size=4), inlay.Bapna(size=4), inlay.LoRA(rank=2), inlay.PHM(size=4),
            inlay.Compacter(size=4), inlay.LowRank(size=4)]  # fmt: skip
@@ -27,15 +27,6 @@ def mixed_host(
     inlay.add(host, "mix", inlay.Mixture(method or inlay.Houlsby(size=4), **settings), head=head)
     shake(host, "mix")
     return host
-
-
-def without_dropout(host: torch.nn.Module) -> None:
-    for module in host.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0
-    host.config.attention_probs_dropout_prob = 0.0
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.kind)
@@ -489,7 +480,7 @@ def test_routing_for_the_ablations() -> None:
 
 
 def test_in_the_trainer(tmp_path: Path) -> None:
-    from tests.test_companions import Texts
+    from tests.texts import Texts
 
     class Learner(hf.Trainer):
         def __init__(self, *args, **kwargs) -> None:
@@ -526,7 +517,7 @@ def test_average_of_plain_inlays() -> None:
     logits(host)
     for names, message in [
         (["a", "other"], "differ in method"),
-        (["a", "mix"], "merge or collapse"),
+        (["a", "mix"], "only plain inlays have a mean"),
         ([], "at least one"),
     ]:
         with pytest.raises(inlay.InlayError, match=message):

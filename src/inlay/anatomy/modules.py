@@ -53,3 +53,14 @@ def head_modules(host: PreTrainedModel, base: str) -> tuple[str, ...]:
     if output is not None:
         return (name_of(host, output),)
     return tuple(name for name, _ in host.named_children() if name in ("qa_outputs", "classifier", "score"))
+
+
+def last_word(path: str) -> str:
+    """The own name of a module, without those it lies in."""
+    return path.rpartition(".")[2]
+
+
+def last_linear(module: nn.Module) -> tuple[str, nn.Linear] | None:
+    """The last linear map of a module, which in a head makes the logits, and its name there."""
+    found = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.Linear)]
+    return found[-1] if found else None

@@ -1,4 +1,4 @@
-"""Where things are in each model family. One family is one table entry of dotted names.
+"""The words for where things are in a host: branches, projections, layers, families, places.
 
     layer ─┬─ attention ── h ─┐            ┌─ ffn ── h ─┐
            └────────────── r ─┴─(+)─[norm]─┴─────── r ──┴─(+)─[norm]──     post-LN: a norm after each sum
@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+if TYPE_CHECKING:  # the table of families is read without torch
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Projection:
     def sizes(self, module: nn.Module) -> tuple[int, int]:
         """(input, output) of this part of a module, a Linear or transformers' transposed Conv1D."""
         weight: Any = module.weight
-        d_out, d_in = weight.shape if isinstance(module, nn.Linear) else reversed(weight.shape)
+        transposed = not hasattr(module, "in_features")
+        d_out, d_in = reversed(weight.shape) if transposed else weight.shape
         return d_in, d_out // self.parts
 
 
@@ -96,11 +98,39 @@ class Place:
     projection: Projection | None = None
     heads: int = 1
     """Attention heads, where a fused projection alternates head by head."""
+    d_in: int = 0
+    """Width of what a module at this place reads."""
+    d_out: int = 0
+    """Width of what it adds."""
+    trailing: int = 0
+    """Dimensions after the channels: a convolution's."""
+    branch: str = ""
+    """The branch whose output this place gives, if it is one of the modules at a branch's end; see `BranchEnd`."""
 
     @property
     def changes(self) -> bool:
         """Whether an inlay changes an output here; at norms and heads its own module stands in."""
         return self.kind not in ("norm", "head")
+
+
+@dataclass(frozen=True)
+class BranchEnd:
+    """The end of one branch: the modules that give its output one after the other.
+
+        last projection ── branch before its dropout ── branch after it
+
+    They may be the same module. Without dropout all of them give the same h, unless the host norms it on the way.
+    """
+
+    modules: tuple[str, ...]
+    residual: tuple[str, int]
+    """(module, i): r is that module's i-th input."""
+    norms: frozenset[str] = frozenset()
+    """Those of the modules that norm h (Gemma 2): what acts before them cannot act after them instead."""
+
+    def at(self, place: Place) -> int:
+        """The position of a place's module."""
+        return self.modules.index(place.module)
 
 
 def in_layers(place: Place, names: Mapping[str, Any] | tuple[int | str, ...]) -> str | None:

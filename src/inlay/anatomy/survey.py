@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from inlay.anatomy import families
-from inlay.anatomy.modules import biased_modules, has_module, head_modules, inside, name_of, norm_modules
-from inlay.anatomy.places import Family, Layers, Place, Projection
+from inlay.anatomy.modules import biased_modules, has_module, head_modules, inside, last_word, name_of, norm_modules
+from inlay.anatomy.places import BranchEnd, Family, Layers, Place, Projection
+from inlay.anatomy.probe import probe
 from inlay.errors import AnatomyError
 
 
@@ -28,11 +31,7 @@ def family_of(host: PreTrainedModel) -> Family:
         )
     if kind in families.BY_CONFIG:
         return families.BY_CONFIG[kind](host.config)
-    if kind not in families.FAMILIES:
-        from inlay.anatomy.probe import probe
-
-        return probe(host)
-    return families.FAMILIES[kind]
+    return families.FAMILIES[kind] if kind in families.FAMILIES else probe(host)
 
 
 class Anatomy:
@@ -54,14 +53,33 @@ class Anatomy:
     head: tuple[str, ...]
     """Dotted names of all that makes logits of hidden states; the last one gives the logits."""
 
+    branches: dict[str, BranchEnd]
+    """Where each branch ends, by its id: `encoder.3.ffn`."""
+
     def __init__(self, host: PreTrainedModel) -> None:
         family = family_of(host)
-        self.family = host.config.get_text_config().model_type
-        self.width = host.config.get_text_config().hidden_size
+        config = host.config.get_text_config()
+        self.family, self.width = config.model_type, config.hidden_size
         self.embeddings = name_of(host, host.get_input_embeddings())
         self.base = name_of(host, host.base_model)
-        self.depth = {}
-        self.places = {}
+        self.head = head_modules(host, self.base)
+        self.not_norms = tuple(".".join(filter(None, (self.base, name))) for name in family.not_norms)
+        self.depth, self.places, self.branches = {}, {}, {}
+        self._add_layers(host, family)
+        self._add_norms(host)
+        self._add_biases(host)
+        self._add_linears(host)
+        for path in self.head:
+            self._add(Place(f"head.{last_word(path)}", "head", path))
+
+    def _add(self, place: Place) -> None:
+        self.places[place.id] = place
+
+    def _inner(self, path: str) -> str:
+        """A module's name below the base model: the same, whichever head the base model carries."""
+        return path.removeprefix(f"{self.base}.")
+
+    def _add_layers(self, host: PreTrainedModel, family: Family) -> None:
         for stack, layers in family.stacks.items():
             try:
                 depth = len(host.base_model.get_submodule(layers.path))  # type: ignore[arg-type]
@@ -70,8 +88,9 @@ class Anatomy:
             self.depth[stack] = depth
             for index in range(depth):
                 prefix = ".".join(filter(None, (self.base, layers.path, str(index))))
+                self.branches |= _branch_ends(host, f"{stack}.{index}", prefix, layers)
                 for place in _layer_places(host, stack, index, prefix, layers):
-                    self.places[place.id] = place
+                    self._add(self._with_branch(place))
         if not self.depth:
             tried = ", ".join(layers.path for layers in family.stacks.values())
             inner = [n for n, m in host.named_modules() if isinstance(m, PreTrainedModel) and n not in ("", self.base)]
@@ -79,24 +98,38 @@ class Anatomy:
             raise AnatomyError(
                 f"{type(host).__name__} has no layers at {tried} below {self.base or 'its root'!r}.{hint}"
             )
-        self.head = head_modules(host, self.base)
-        self.not_norms = tuple(".".join(filter(None, (self.base, name))) for name in family.not_norms)
+
+    def _add_norms(self, host: PreTrainedModel) -> None:
         for path in norm_modules(host):
-            name = path.removeprefix(f"{self.base}.")  # the same id, whichever head the base model carries
             if path not in self.not_norms and not inside(path, self.head):
-                self.places[f"norm.{name}"] = Place(f"norm.{name}", "norm", path)
+                self._add(Place(f"norm.{self._inner(path)}", "norm", path))
+
+    def _add_biases(self, host: PreTrainedModel) -> None:
         for path in biased_modules(host, self.head):
-            name = path.removeprefix(f"{self.base}.")
-            in_head = inside(path, self.head)
-            self.places[f"bias.{name}"] = Place(f"bias.{name}", "head_bias" if in_head else "bias", path)
+            module: Any = host.get_submodule(path)
+            like = module.bias if getattr(module, "bias", None) is not None else module.weight
+            self._add(self._with_branch(Place(
+                f"bias.{self._inner(path)}", "head_bias" if inside(path, self.head) else "bias", path,
+                d_in=like.shape[0], d_out=like.shape[0], trailing=len(getattr(module, "kernel_size", ())),
+            )))  # fmt: skip
+
+    def _add_linears(self, host: PreTrainedModel) -> None:
+        """Every linear map that has no role in a layer."""
         named = {place.module for place in self.places.values() if place.projection is not None}
         for path, module in host.named_modules():
             if isinstance(module, nn.Linear) and path not in named:
-                name = path.removeprefix(f"{self.base}.")
-                self.places[f"linear.{name}"] = Place(f"linear.{name}", "linear", path, projection=Projection(path))
-        for path in self.head:
-            place = Place(f"head.{path.rpartition('.')[2]}", "head", path)
-            self.places[place.id] = place
+                whole = Projection(path)
+                d_in, d_out = whole.sizes(module)
+                self._add(
+                    Place(f"linear.{self._inner(path)}", "linear", path, projection=whole, d_in=d_in, d_out=d_out)
+                )
+
+    def _with_branch(self, place: Place) -> Place:
+        """A place with the branch whose output its module gives, if there is one."""
+        if place.projection is not None and place.projection.parts > 1:
+            return place
+        found = next((name for name, end in self.branches.items() if place.module in end.modules), "")
+        return replace(place, branch=found)
 
     def of_kind(self, *kinds: str) -> Iterator[Place]:
         return (place for place in self.places.values() if place.kind in kinds)
@@ -115,26 +148,50 @@ class Anatomy:
             raise AnatomyError(f"no such layer: {', '.join(map(repr, unknown))}. This host has {have}.")
 
 
+LAST_PROJECTION = {"attention": "o", "ffn": "ffn_out"}
+"""The projection that a branch ends in."""
+
+
+def _branch_ends(host: PreTrainedModel, layer: str, prefix: str, layers: Layers) -> dict[str, BranchEnd]:
+    """The modules at the end of both branches of a layer, each once, in the order in which they run."""
+    found = {}
+    for kind, branch in (("attention", layers.attention), ("ffn", layers.ffn)):
+        last = layers.projections.get(LAST_PROJECTION[kind], ())
+        there = [p.path for p in last if p.parts == 1 and has_module(host, f"{prefix}.{p.path}")]
+        names = [*(there if len(there) == 1 else []), branch.raw or branch.output, branch.output]
+        modules = tuple(dict.fromkeys(f"{prefix}.{name}" for name in names))
+        norms = frozenset(m for m in modules if type(host.get_submodule(m)).__name__.endswith("Norm"))
+        found[f"{layer}.{kind}"] = BranchEnd(modules, (f"{prefix}.{branch.residual[0]}", branch.residual[1]), norms)
+    return found
+
+
 def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, layers: Layers) -> Iterator[Place]:
+    width = host.config.get_text_config().hidden_size
+
     def at(name: str) -> str:
         return f"{prefix}.{name}"
+
+    def projected(name: str, role: str, projection: Projection) -> Place:
+        d_in, d_out = projection.sizes(host.get_submodule(at(projection.path)))
+        heads = host.config.num_attention_heads if projection.per_head else 1
+        return Place(
+            f"{stack}.{index}.{name}", role, at(projection.path), stack, index, projection=projection, heads=heads,
+            d_in=d_in, d_out=d_out,
+        )  # fmt: skip
 
     for kind, branch in (("attention", layers.attention), ("ffn", layers.ffn)):
         for suffix, module in (("", branch.output), (".raw", branch.raw or branch.output)):
             yield Place(
                 f"{stack}.{index}.{kind}{suffix}", kind + suffix, at(module), stack, index,
                 residual=(at(branch.residual[0]), branch.residual[1]), norm=at(branch.norm) if branch.norm else None,
+                d_in=width, d_out=width,
             )  # fmt: skip
     for role, projections in layers.projections.items():
         there = [p for p in projections if has_module(host, at(p.path))]
         for projection in there:
-            name = role if len(there) == 1 else f"{role}.{projection.path.rpartition('.')[2]}"
-            heads = host.config.num_attention_heads if projection.per_head else 1
-            yield Place(
-                f"{stack}.{index}.{name}", role, at(projection.path), stack, index, projection=projection, heads=heads
-            )
+            yield projected(role if len(there) == 1 else f"{role}.{last_word(projection.path)}", role, projection)
     for path, role in _whole_modules(layers).items():
-        yield Place(f"{stack}.{index}.{role}", role, at(path), stack, index, projection=Projection(path))
+        yield projected(role, role, Projection(path))
 
 
 def _whole_modules(layers: Layers) -> dict[str, str]:

@@ -40,7 +40,6 @@ from inlay.host.heads import Head
 from inlay.host.registry import Inlay
 from inlay.host.verbs import bare, free_name, inlays_of, newcomer
 from inlay.methods.base import method_from
-from inlay.methods.fusion import Fusion
 from inlay.storage.folders import replacing
 
 
@@ -62,7 +61,7 @@ def save(
         "task": task,
         "metrics": metrics or {},
         "versions": {package: importlib.metadata.version(package) for package in ("inlay", "torch", "transformers")},
-        "members": {member: identity(inlays[member]) for member in getattr(inlay.method, "members", ())},
+        "members": {member: identity(inlays[member]) for member in inlay.method.needs},
     }
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in inlay.tensors().items()}
     return write(Path(path), manifest, tensors, card(manifest, tensors))
@@ -81,9 +80,9 @@ def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members
         try:
             head = None if manifest.head is None else Head(**manifest.head)
             method = method_from(manifest.method)
-            if set(getattr(method, "members", ())) != set(manifest.members):
+            if set(method.needs) != set(manifest.members):
                 problems.append("its settings and its manifest name different members")
-            elif isinstance(method, Fusion):
+            else:
                 method = method.renamed(here)
             inlays.check_members(tuple(member for member in members if member in inlays))
             draft = Inlay(name, method, head, manifest.norms).fill(host, inlays.anatomy, device="meta")

@@ -28,7 +28,7 @@ def work(path: Path, out: Path, format: str, host: str | None, without_head: boo
     opened = open_for_use(path, host)
     if opened.name is None:
         raise ConfigError(f"{path} has no inlay: the whole host was trained. It is a transformers folder already.")
-    members = getattr(inlays_of(opened.host)[opened.name].method, "members", ())
+    members = inlays_of(opened.host)[opened.name].method.needs
     targets = {member: out / member for member in members} | {opened.name: out / "fusion" if members else out}
     if without_head:
         for name in targets:

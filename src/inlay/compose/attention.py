@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from inlay.errors import SetupError
-from inlay.host.registry import key_of
+from inlay.host.steps import leaves
 from inlay.host.verbs import activated, bare, evaluating, inlays_of
-from inlay.methods.fusion import Fused, Fusion
+from inlay.methods.fusion import Fused, Fusion, as_fusion
 
 
 @dataclass
@@ -44,9 +44,7 @@ def fusion_activations(
 ) -> FusionActivations:  # fmt: skip
     """Run batches through a fusion and keep its mean weights. Padding does not count."""
     model, inlays = bare(host), inlays_of(host)
-    method = inlays[fusion].method
-    if not isinstance(method, Fusion):
-        raise SetupError(f"{fusion!r} is a {method.kind} inlay, not a fusion")
+    method = as_fusion(fusion, inlays[fusion].method)
     sums = {site: torch.zeros(len(method.members), dtype=torch.float64) for site in method.sites}
     counts = dict.fromkeys(method.sites, 0)
     label_sums: dict[int, dict[str, Tensor]] = {}
@@ -78,24 +76,25 @@ def fusion_activations(
 
 def _recorded(model: nn.Module, method: Fusion, batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """One batch through the host: place to (B, T, N) in the order of the members, in float64."""
-    steps = {site: model.inlays.sites[key_of(site)].step for site in method.sites}  # type: ignore[union-attr]
+    acting = [leaf for step in inlays_of(model).acting.plan.steps.values() for leaf in leaves(step)]
+    steps = {step.place.id: step for step in acting if isinstance(step, Fused)}
     for step in steps.values():
-        assert isinstance(step, Fused)
         step.record = []
     try:
         model(**batch)
         found = {}
-        for site, step in steps.items():
-            weights = torch.cat(step.record).cpu().double()  # type: ignore[union-attr]
+        for site in method.sites:
+            step = steps[site]
+            weights = torch.cat(step.record or []).cpu().double()
             if weights.dim() == 2:  # hosts that flatten (B, T)
                 weights = weights.unflatten(0, (_rows(batch), -1))
             whole = weights.new_zeros(*weights.shape[:-1], len(method.members))
-            whole[..., [method.members.index(name) for name in step.names]] = weights  # type: ignore[union-attr]
+            whole[..., [method.members.index(name) for name in step.names]] = weights
             found[site] = whole
         return found
     finally:
         for step in steps.values():
-            step.record = None  # type: ignore[union-attr]
+            step.record = None
 
 
 def _rows(batch: Mapping[str, Any]) -> int:

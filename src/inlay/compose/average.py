@@ -11,8 +11,6 @@ from torch import nn
 from inlay.errors import ConfigError, SetupError
 from inlay.host.registry import Inlay
 from inlay.host.verbs import bare, free_name, inlays_of
-from inlay.methods.fusion import Fusion
-from inlay.methods.mixture import Mixture
 
 
 def average(host: nn.Module, names: Sequence[str], *, name: str, weights: Sequence[float] | None = None) -> None:
@@ -25,10 +23,8 @@ def average(host: nn.Module, names: Sequence[str], *, name: str, weights: Sequen
     shares = _shares(chosen, weights)
     first = chosen[0]
     for other in chosen:
-        if isinstance(other.method, Fusion | Mixture):
-            raise SetupError(
-                f"{other.name!r} is a {other.method.kind}. Only plain inlays have a mean; merge or collapse it first."
-            )
+        if reason := other.method.why_not_plain(other.name):
+            raise SetupError(f"only plain inlays have a mean: {reason}")
         if other.method != first.method or other.head != first.head or other.norms != first.norms:
             raise SetupError(
                 f"{first.name!r} and {other.name!r} differ in method, head or norms, so their weights have no mean."

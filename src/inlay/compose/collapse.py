@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.compose.attention import fusion_activations
-from inlay.compose.fuse import fusion_method
 from inlay.errors import SetupError
 from inlay.host.registry import Inlay, Inlays, key_of
 from inlay.host.verbs import activated, bare, evaluating, free_name, inlays_of
-from inlay.methods.base import Form
+from inlay.methods.base import BottleneckForm
 from inlay.methods.bottleneck import Wide
-from inlay.methods.fusion import Fusion
+from inlay.methods.fusion import Fusion, as_fusion
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ def collapse(host: nn.Module, fusion: str, batches: Iterable[Mapping[str, Any]],
     model, inlays = bare(host), inlays_of(host)
     free_name(model, name)
     old, batches = inlays[fusion], list(batches)
-    method = fusion_method(old)
+    method = as_fusion(fusion, old.method)
     seen = fusion_activations(model, fusion, batches)
     forms = {site: found for site in method.sites if (found := _forms(inlays, method, site))}
     kinds = {(form.reads, form.standardised, form.activation) for found in forms.values() for form in found.values()}
@@ -74,7 +73,7 @@ def collapse(host: nn.Module, fusion: str, batches: Iterable[Mapping[str, Any]],
     return Collapse(name, {site: seen.by_member(site) for site in method.sites}, accuracy[fusion], accuracy[name])
 
 
-def _forms(inlays: Inlays, method: Fusion, site: str) -> dict[str, Form]:
+def _forms(inlays: Inlays, method: Fusion, site: str) -> dict[str, BottleneckForm]:
     parts = {m: inlays.member_part(m, inlays.anatomy.places[site]) for m in method.at(site)}
     return {m: part[0].form(part[1]) for m, part in parts.items() if part is not None}  # type: ignore[operator]
 
@@ -86,7 +85,7 @@ def _missing_layers(anatomy: Anatomy, places: Iterable[Place]) -> tuple[str, ...
     )
 
 
-def _pour_mean(adapter: Any, layer: Any, forms: Mapping[str, Form], weights: Mapping[str, float]) -> None:
+def _pour_mean(adapter: Any, layer: Any, forms: Mapping[str, BottleneckForm], weights: Mapping[str, float]) -> None:
     """Σ_n p_n V z_n with p fixed: all downs below each other, all ups times p_n V beside each other."""
     adapter.down.weight.copy_(torch.cat([form.down for form in forms.values()]))
     adapter.down.bias.copy_(torch.cat([form.down_bias for form in forms.values()]))

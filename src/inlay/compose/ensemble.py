@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from inlay.compose.attention import evaluating
-from inlay.compose.mix import mixture_of
 from inlay.errors import ConfigError
-from inlay.host.verbs import activated
-from inlay.methods.mixture import Routing, alternatives
+from inlay.host.verbs import activated, inlays_of
+from inlay.methods.mixture import Routing, alternatives, as_mixture
 
 
 @contextmanager
 def routing(host: nn.Module, name: str, how: Routing) -> Iterator[None]:
     """Evaluate a mixture by another way than its mean, for the length of a `with` block: 'random' or 'first'."""
-    choices = alternatives(mixture_of(host, name))
+    inlay = inlays_of(host)[name]
+    as_mixture(name, inlay.method)
+    choices = alternatives(inlay)
     if how not in ("merged", "random", "first"):
         raise ConfigError(f"a mixture is routed 'merged', 'random' or 'first', got {how!r}")
     before = [choice.routing for choice in choices]

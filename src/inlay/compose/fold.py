@@ -12,7 +12,6 @@ from inlay.errors import SetupError
 from inlay.host.registry import Folded, id_of
 from inlay.host.verbs import bare, inlays_of
 from inlay.methods.lora import LoRA, LowRankChange, part_rows
-from inlay.methods.mixture import Mixture
 
 
 def fold(host: nn.Module, name: str) -> None:
@@ -24,8 +23,8 @@ def fold(host: nn.Module, name: str) -> None:
     inlay = inlays[name]
     if inlays.folded is not None:
         raise SetupError(f"{inlays.folded.name!r} is folded already. inlay.unfold(host) first.")
-    if isinstance(inlay.method, Mixture):
-        raise SetupError(f"{name!r} is a mixture. Merge it first: inlay.merge(host, {name!r}).")
+    if reason := inlay.method.why_not_plain(name):
+        raise SetupError(reason)
     if not isinstance(inlay.method, LoRA):
         raise SetupError(f"{name!r} is a {inlay.method.kind} inlay; only LoRA can be folded into the host's weights.")
     changes = {inlays.anatomy.places[id_of(key)]: part for key, part in inlay.parts.items()}

@@ -17,7 +17,7 @@ from inlay.host.registry import Inlay, Inlays
 from inlay.host.setup import names_in
 from inlay.host.verbs import active, bare, free_name, inlays_of
 from inlay.methods.bottleneck import Layer
-from inlay.methods.fusion import Fusion, FusionLayer
+from inlay.methods.fusion import Fusion
 
 
 def add_fusion(
@@ -109,13 +109,6 @@ def penalty(host: nn.Module) -> Tensor:
     total = next(model.parameters()).new_zeros((), dtype=torch.float32)
     for name in names_in(active(model)):
         inlay = inlays_of(model)[name]
-        if isinstance(inlay.method, Fusion) and inlay.method.value and inlay.method.strength:
-            layers = [part for part in inlay.parts.values() if isinstance(part, FusionLayer)]
-            total = total + inlay.method.strength * sum((layer.penalty() for layer in layers), total.new_zeros(()))
+        own = inlay.method.penalty(inlay.parts.values())
+        total = total if own is None else total + own
     return total
-
-
-def fusion_method(inlay: Inlay) -> Fusion:
-    if not isinstance(inlay.method, Fusion):
-        raise SetupError(f"{inlay.name!r} is a {inlay.method.kind} inlay, not a fusion")
-    return inlay.method

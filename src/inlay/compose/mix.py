@@ -12,10 +12,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from inlay.errors import ConfigError, SetupError
-from inlay.host.registry import Inlay
 from inlay.host.setup import Rows, names_in, walk
 from inlay.host.verbs import active, bare, inlays_of
-from inlay.methods.mixture import Mixture
+from inlay.methods.mixture import doubled
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits, labels) to a scalar."""
@@ -45,19 +44,15 @@ def mixture_loss(
     if labels is None:
         raise ConfigError("mixture_loss needs `labels` in the batch")
     setup = active(model)
-    mixing = [inlay for name in names_in(setup) if _mixes(inlay := inlays_of(model)[name])]
+    inlays = [inlays_of(model)[name] for name in names_in(setup)]
+    mixing = [inlay.draw for inlay in inlays if inlay.method.compared_passes() > 1]
     passes = 2 if mixing and weight and model.training else 1  # in evaluation both would be the merged weights
     if passes == 2 and any(isinstance(part, Rows) for part in walk(setup)):
         raise SetupError("mixture_loss doubles the batch, which Rows cannot follow. Train the mixtures one by one.")
     rows = labels.shape[0]
     inputs = {k: _repeated(v, rows, passes) for k, v in batch.items() if k != "labels" or _needs_labels(model, labels)}
-    for inlay in mixing:
-        inlay.passes = passes
-    try:
+    with doubled(mixing, passes):
         both = host(**inputs).logits
-    finally:
-        for inlay in mixing:
-            inlay.passes = 1
     first = both.chunk(passes)[0]
     task = loss_fn(first, labels) if loss_fn is not None else task_loss(model, first, labels)
     if passes == 1:
@@ -69,10 +64,6 @@ def mixture_loss(
     else:
         consistency = distance(first, second, labels, detach, problem)
     return MixtureLoss(task + weight * consistency, task, consistency, first)
-
-
-def _mixes(inlay: Inlay) -> bool:
-    return isinstance(inlay.method, Mixture) and inlay.method.modules > 1
 
 
 def _repeated(value: Any, rows: int, times: int) -> Any:
@@ -144,10 +135,3 @@ def divergence(a: Tensor, b: Tensor, detach: bool) -> Tensor:
     to_p, to_q = (p.detach(), q.detach()) if detach else (p, q)
     one = F.kl_div(q, to_p, reduction="none", log_target=True)
     return (one + F.kl_div(p, to_q, reduction="none", log_target=True)).sum(-1) / 2
-
-
-def mixture_of(host: nn.Module, name: str) -> Inlay:
-    inlay = inlays_of(host)[name]
-    if not isinstance(inlay.method, Mixture):
-        raise SetupError(f"{name!r} is a {inlay.method.kind} inlay, not a mixture")
-    return inlay

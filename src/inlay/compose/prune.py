@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from inlay.compose.attention import FusionActivations
-from inlay.compose.fuse import fusion_method
 from inlay.errors import ConfigError, SetupError
 from inlay.host.registry import Inlay, Inlays, key_of
 from inlay.host.verbs import bare, free_name, inlays_of
+from inlay.methods.fusion import as_fusion
 
 
 def prune(
@@ -22,7 +22,7 @@ def prune(
     model, inlays = bare(host), inlays_of(host)
     free_name(model, name)
     old = inlays[fusion]
-    method = fusion_method(old)
+    method = as_fusion(fusion, old.method)
     if (keep is None) == (threshold is None):
         raise ConfigError("prune by one of keep=<members> and threshold=<mean weight>")
     if keep is not None and not 1 <= keep <= len(method.members):
@@ -60,6 +60,7 @@ def prune(
     new = Inlay(name, smaller, old.head, old.norms)
     gone = {key_of(site) for site in set(method.sites) - set(smaller.sites)}
     new.parts = nn.ModuleDict({key: copy.deepcopy(part) for key, part in old.parts.items() if key not in gone})
+    new.take_method(smaller)
     inlays.admit(model, new)
 
 

@@ -16,11 +16,10 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from inlay.anatomy.survey import Anatomy
-from inlay.errors import ConfigError, nearest
 from inlay.host.heads import Head
 from inlay.host.registry import ATTRIBUTE, Inlay, Inlays, id_of
 from inlay.host.verbs import bare
-from inlay.methods import PHM, AdapterDrop, Bapna, Bottleneck, Houlsby, LowRank, Method, Parallel, Pfeiffer
+from inlay.methods.base import Method
 
 _T5: dict[str, Any] = {"decoder_start_token_id": 0, "vocab_size": 32128}
 NAMED_HOSTS: Mapping[str, PreTrainedConfig] = {
@@ -67,13 +66,6 @@ class Count:
         return "\n".join(lines)
 
 
-def named_host(name: str) -> PreTrainedConfig:
-    """The config of a well-known host by its name."""
-    if name not in NAMED_HOSTS:
-        raise ConfigError(f"unknown host {name!r}.{nearest(name, NAMED_HOSTS)}")
-    return NAMED_HOSTS[name]
-
-
 def count(
     host: nn.Module | PreTrainedConfig, method: Method, *, head: Head | None = None, norms: bool | None = None
 ) -> Count:  # fmt: skip
@@ -91,7 +83,8 @@ def count(
     ours = {id(p) for p in known.parameters()} if known is not None else set()
     size = sum(p.numel() for p in model.parameters() if id(p) not in ours)
     stored = sum(t.numel() * t.element_size() for t in inlay.tensors().values())
-    return Count(sum(by_site.values()), size, dict(by_site), stored, _closed_form(inlay, method, anatomy))
+    places = [place for i in inlay.place_ids() if (place := anatomy.places[i]).changes]
+    return Count(sum(by_site.values()), size, dict(by_site), stored, method.closed_form(places))
 
 
 def _size(module: nn.Module) -> int:
@@ -102,25 +95,3 @@ def _without_weights(config: PreTrainedConfig, head: Head | None) -> PreTrainedM
     kind = transformers.AutoModel if head is None else transformers.AutoModelForSequenceClassification
     with torch.device("meta"):
         return kind.from_config(config)
-
-
-def _closed_form(inlay: Inlay, method: Method, anatomy: Anatomy) -> str | None:
-    """P projections of k × d each: the paper writes P as 4L, two modules in each of L layers."""
-    if not isinstance(method, Bottleneck):
-        return None
-    places = [anatomy.places[i] for i in inlay.place_ids() if anatomy.places[i].kind.split(".")[0] in method.sites]
-    sizes = {method.bottleneck(place, anatomy.width) for place in places}
-    if len(sizes) != 1:
-        return None
-    k, d, p = anatomy.width, sizes.pop(), 2 * len(places)
-    if isinstance(method, PHM):
-        n, r = method.n, method.rank
-        weights, words = (k * d // n, "kd/n") if r is None else (r * (k + d), "(k+d)" if r == 1 else "r(k+d)")
-        if method.share_rule:
-            return f"P·{words} + n³ = {p * weights + n**3:,}   (P={p}, k={k}, d={d}, n={n})"
-        return f"P·({words} + n³) = {p * (weights + n**3):,}   (P={p}, k={k}, d={d}, n={n})"
-    if isinstance(method, LowRank):
-        return f"P·r(k+d) = {p * method.rank * (k + d):,}   (P={p}, k={k}, d={d}, r={method.rank})"
-    if isinstance(method, Houlsby | Pfeiffer | Parallel | Bapna | AdapterDrop):
-        return f"P·kd = {p * k * d:,}   (P={p}, k={k}, d={d})"
-    return None

@@ -1,28 +1,67 @@
 """Hooks: let the maths act on a host's modules, without replacing one of them.
 
-A `Site` is a module without parameters that lives in the host's tree, beside the inlays. Its hooks are bound methods
-and not closures, so that a `deepcopy` of the host has hooks of its own. What a pre-hook catches waits in a `Slot` until
-the same layer's hook takes it: per thread, for the length of one branch.
+    BranchInput   catches r where a branch begins
+    Site          one host module whose output the active setup may change
+    Entry         the host and its base model as a whole: what has to be known before the first layer and after the last
+
+All of them are modules without parameters that live in the host's tree, beside the inlays. Their hooks are bound
+methods and not closures, so that a `deepcopy` of the host has hooks of its own. What acts is read from the `Active`
+plan of the thread that runs the host; what one hook catches waits in a `Slot` for another: per thread, and no longer
+than the branch.
 """
 
 from __future__ import annotations
 
 import inspect
 import threading
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from inlay.anatomy.places import Place
+from inlay.anatomy.places import BranchEnd
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
-from inlay.methods.acting import Seen, Step
+from inlay.host.setup import Setup
+from inlay.methods.acting import Draw, Seen, Step
 
 
-class Slot(threading.local):
-    """Holds one tensor between two hooks, for each thread its own."""
+@dataclass(frozen=True)
+class Plan:
+    """A setup, resolved: what each hook does. An error while it is made changes nothing."""
+
+    setup: Setup = None
+    steps: Mapping[str, Step] = field(default_factory=dict)
+    """Host module to what is made of its output; elsewhere the host is left alone."""
+    keeps: frozenset[str] = frozenset()
+    """Modules whose input is read by a step at a later module of the same branch."""
+    lasts: frozenset[str] = frozenset()
+    """The last module of each branch at which something acts: what was caught for it is let go there."""
+    branches: frozenset[str] = frozenset()
+    """The branches where something acts."""
+    rows: int | None = None
+    """The batch that Rows is made for."""
+    pools: bool = False
+    """Whether a head pools the hidden states itself."""
+    draws: tuple[tuple[nn.Module, Draw], ...] = ()
+    """The inlays that act, and what each leaves to chance in a training step."""
+
+
+class PerThread(threading.local):
+    """State of its own for each thread; copies and pickles start anew."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+
+class Slot(PerThread):
+    """Holds one tensor between two hooks."""
 
     def __init__(self) -> None:
         self.value: Tensor | None = None  # there from the start: torch.compile guards on what an object has
@@ -30,15 +69,28 @@ class Slot(threading.local):
     def put(self, value: Tensor | None) -> None:
         self.value = value
 
-    def take(self) -> Tensor | None:
-        value, self.value = self.value, None
-        return value
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Slot:
-        return Slot()
+class OwnPlan(PerThread):
+    """The plan of the setup that this thread activated last, if it ever did."""
 
-    def __reduce__(self) -> tuple[type[Slot], tuple[()]]:
-        return Slot, ()
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+
+
+class Active(nn.Module):
+    """What acts: in each thread what it activated itself, otherwise what any thread activated last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = OwnPlan()
+        self.latest = Plan()
+
+    @property
+    def plan(self) -> Plan:
+        return self.own.plan or self.latest
+
+    def switch(self, plan: Plan) -> None:
+        self.own.plan = self.latest = plan
 
 
 class Hooked(nn.Module):
@@ -60,57 +112,77 @@ def is_hooked(host: nn.Module) -> bool:
     return any(isinstance(getattr(hook, "__self__", None), Hooked) for hook in hooks)
 
 
-class Site(Hooked):
-    """One place of the host while some inlay has a module there."""
+class BranchInput(Hooked):
+    """One branch: its residual, and the inputs of the modules at its end, for the length of the branch."""
 
-    def __init__(self, host: nn.Module, place: Place) -> None:
+    def __init__(self, host: nn.Module, name: str, end: BranchEnd, active: Active) -> None:
         super().__init__()
-        self.place = place
-        self.step: Step | None = None
-        """What the active setup does here; None leaves the host alone."""
+        self.name = name
+        self.active = (active,)  # in a tuple: it is the host's, not the branch's own
+        self.at = end.residual[1]
         self.residual = Slot()
-        if place.residual is not None:
-            branch = host.get_submodule(place.residual[0])
-            self.handles.append(branch.register_forward_pre_hook(self.catch, with_kwargs=True))
-        stands_in = place.kind in ("norm", "head")  # first the module's stand-in, then what changes its output
-        self.handles.append(host.get_submodule(place.module).register_forward_hook(self.act, prepend=stands_in))
+        self.inputs = {module: Slot() for module in end.modules}
+        branch = host.get_submodule(end.residual[0])
+        self.handles.append(branch.register_forward_pre_hook(self.catch, with_kwargs=True))
 
     def catch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.step is not None:
-            assert self.place.residual is not None
-            inputs = (*args, *kwargs.values())
-            self.residual.put(inputs[self.place.residual[1]])
+        if self.name in self.active[0].plan.branches:
+            self.residual.put((*args, *kwargs.values())[self.at])
+
+    def earlier(self) -> dict[str, Tensor]:
+        return {module: slot.value for module, slot in self.inputs.items() if slot.value is not None}
+
+    def clear(self) -> None:
+        self.residual.put(None)
+        for slot in self.inputs.values():
+            slot.put(None)
+
+
+class Site(Hooked):
+    """One host module at which some inlay has a module."""
+
+    def __init__(self, host: nn.Module, path: str, active: Active, branch: BranchInput | None) -> None:
+        super().__init__()
+        self.path = path
+        self.active = (active,)
+        self.branch = (branch,)
+        self.handles.append(host.get_submodule(path).register_forward_hook(self.act))
 
     def act(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        if self.step is None:
+        plan, branch = self.active[0].plan, self.branch[0]
+        step = plan.steps.get(self.path)
+        if branch is None:
+            return None if step is None else step(output, Seen(args))
+        if self.path in plan.keeps:
+            branch.inputs[self.path].put(args[0])
+        if step is None:
             return None
-        return self.step(output, Seen(args, self.residual.take()))
+        seen = Seen(args, branch.residual.value, earlier=branch.earlier() if plan.keeps else {})
+        if self.path in plan.lasts:
+            branch.clear()
+        return step(output, seen)
 
 
 class HeadSite(Site):
-    """The place of a head: it also sees the last hidden states and which tokens are real."""
+    """A module of the head: it also sees the last hidden states and which tokens are real."""
 
-    def __init__(self, host: nn.Module, place: Place, entry: Entry) -> None:
-        super().__init__(host, place)
+    def __init__(self, host: nn.Module, path: str, active: Active, entry: Entry) -> None:
+        super().__init__(host, path, active, None)
         self.hidden, self.mask = entry.hidden, entry.mask
 
     def act(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        if self.step is None:
-            return None
-        return self.step(output, Seen(args, hidden=self.hidden.value, mask=self.mask.value))
+        step = self.active[0].plan.steps.get(self.path)
+        return None if step is None else step(output, Seen(args, hidden=self.hidden.value, mask=self.mask.value))
 
 
 class Entry(Hooked):
-    """Hooks on the whole host and its base model: what has to be known before the first layer and after the last."""
+    """Hooks on the whole host and its base model."""
 
-    def __init__(self, host: PreTrainedModel, anatomy: Anatomy, sites: nn.ModuleDict) -> None:
+    def __init__(self, host: PreTrainedModel, anatomy: Anatomy, active: Active, branches: nn.ModuleDict) -> None:
         super().__init__()
-        self.sites = (sites,)  # in a tuple: they are not the entry's own
+        self.active, self.branches = (active,), (branches,)
         self.hidden, self.mask = Slot(), Slot()
         self.inputs = list(inspect.signature(host.forward).parameters)
-        self.rows: int | None = None
-        self.pools = False
-        self.drawn: tuple[Any, ...] = ()
         self.handles += [
             host.register_forward_pre_hook(self.enter, with_kwargs=True),
             host.get_submodule(anatomy.base).register_forward_pre_hook(self.begin),
@@ -118,31 +190,28 @@ class Entry(Hooked):
             host.register_forward_hook(self.leave, always_call=True),
         ]
 
-    def expect(self, rows: int | None, pools: bool, drawn: list[Any]) -> None:
-        """What the active setup needs of each call: a batch of `rows`, the hidden states, inlays that draw."""
-        self.rows, self.pools, self.drawn = rows, pools, tuple(drawn)
-
     def enter(self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.rows is not None:
-            self._check_rows(args, kwargs)
-        if self.pools:
+        plan = self.active[0].plan
+        if plan.rows is not None:
+            self._check_rows(plan.rows, args, kwargs)
+        if plan.pools:
             self.mask.put(self._given("attention_mask", args, kwargs))
 
     def begin(self, base: nn.Module, args: tuple[Any, ...]) -> None:
-        for inlay in self.drawn:
+        for inlay, draw in self.active[0].plan.draws:
             if inlay.training:
-                inlay.draw()
+                draw.draw()
 
     def between(self, base: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if output is None:  # the host failed on the way: nobody takes what was caught
-            for site in self.sites[0].values():
-                assert isinstance(site, Site)
-                site.residual.put(None)
-        elif self.pools:
+            for branch in self.branches[0].values():
+                assert isinstance(branch, BranchInput)
+                branch.clear()
+        elif self.active[0].plan.pools:
             self.hidden.put(output[0])  # the last hidden states (B, T, D)
 
     def leave(self, host: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self.pools:
+        if self.active[0].plan.pools:
             self.hidden.put(None)
             self.mask.put(None)
 
@@ -152,13 +221,13 @@ class Entry(Hooked):
         at = self.inputs.index(name)
         return args[at] if at < len(args) else None
 
-    def _check_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_rows(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for name in ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"):
             given = self._given(name, args, kwargs)
             if given is not None:
-                if given.shape[0] != self.rows:
+                if given.shape[0] != rows:
                     raise SetupError(
-                        f"Rows is set for a batch of {self.rows} rows, but this batch has {given.shape[0]}. Activate "
+                        f"Rows is set for a batch of {rows} rows, but this batch has {given.shape[0]}. Activate "
                         f"Rows with one part per row; with beams or other repeated rows give each=<repeats> as well."
                     )
                 return

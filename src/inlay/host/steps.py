@@ -1,12 +1,12 @@
-"""A setup resolved at one place: a small tree of steps that a hook runs.
+"""Setups as steps: what several parts make of one module's output.
 
-Two kinds of trees share the same branches. *Changing* trees add to the place's output (adapters, LoRA); *stand-in*
-trees give another output in its place (norms, heads). Steps are plain objects and not modules, so that a module is
-registered once, in its inlay, however many setups use it; `deepcopy` of a host copies them along.
+Two kinds of trees share the same branches. *Changing* trees add to the output (adapters, LoRA); *stand-in* trees give
+another output in its place (norms, heads). The leaves of changing trees come from the methods.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -52,12 +52,14 @@ class HostNorm:
 
 @dataclass(frozen=True)
 class Unchanged:
+    """What the host gave."""
+
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
         return h
 
 
 @dataclass(frozen=True)
-class Chain:
+class InTurn:
     """Stack: each step acts on the result of the one before."""
 
     steps: tuple[Step, ...]
@@ -81,7 +83,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Split:
+class ByRow:
     """Rows: the rows of each step, together; then back in the batch's order."""
 
     steps: tuple[Step, ...]
@@ -126,3 +128,19 @@ def _same_width(results: list[Tensor]) -> list[Tensor]:
     """Heads with fewer labels are filled up with the lowest number, which no softmax and no argmax chooses."""
     widest = max(x.shape[-1] for x in results)
     return [F.pad(x, (0, widest - x.shape[-1]), value=torch.finfo(x.dtype).min) for x in results]
+
+
+def in_turn(steps: list[Step]) -> Step | None:
+    """One step for several; None for none."""
+    if not steps:
+        return None
+    return steps[0] if len(steps) == 1 else InTurn(tuple(steps))
+
+
+def leaves(step: Step) -> Iterator[Step]:
+    """Every step that is not made of others."""
+    if isinstance(step, InTurn | Mean | ByRow):
+        for part in step.steps:
+            yield from leaves(part)
+    else:
+        yield step

@@ -16,7 +16,6 @@ from inlay.host.heads import Head
 from inlay.host.registry import ATTRIBUTE, Inlay, Inlays, forget_compiled, key_of
 from inlay.host.setup import Setup, names_in
 from inlay.methods.base import Method
-from inlay.methods.fusion import Fusion
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -98,7 +97,7 @@ def train(host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None) -
     if setup is None:
         raise SetupError("nothing to train: the bare host has no inlay. Name one, as in inlay.train(host, 'rte').")
     if inlays.folded is not None:
-        raise SetupError(f"{inlays.folded.name!r} is folded into the host's weights. inlay.unfold(host) first.")
+        inlays.folded.refuse()
     learners = names_in(setup) if only is None else ((only,) if isinstance(only, str) else tuple(only))
     for name in learners:
         inlays[name]
@@ -123,8 +122,8 @@ def remove(host: nn.Module, name: str) -> None:
     if name in names_in(inlays.active):
         raise SetupError(f"{name!r} is active. Activate something else first, for instance inlay.activate(host, None).")
     for other in inlays:
-        if isinstance(other.method, Fusion) and name in other.method.members:
-            raise SetupError(f"{name!r} is a member of the fusion {other.name!r}. Remove the fusion first.")
+        if name in other.method.needs:
+            raise SetupError(f"{name!r} is a member of the {other.method.kind} {other.name!r}. Remove that first.")
     inlays.dismiss(name)
     inlays.activate(bare(host), inlays.active)
 
@@ -139,14 +138,14 @@ def leave_out(host: nn.Module, name: str, layers: Sequence[int | str]) -> None:
     if not hasattr(inlay.method, "leave_out"):
         raise SetupError(f"{name!r} ({inlay.method.kind}) has no layers that could be left out.")
     if inlays.folded is not None and inlays.folded.name == name:
-        raise SetupError(f"{name!r} is folded into the host's weights. inlay.unfold(host) first.")
+        inlays.folded.refuse()
     inlays.anatomy.check_layers(tuple(layers))
     gone = [i for i in inlay.place_ids() if in_layers(inlays.anatomy.places[i], tuple(layers)) is not None]
     if not any(place.changes for i in inlay.place_ids() if i not in gone and (place := inlays.anatomy.places[i])):
         raise SetupError(f"{name!r} would have no module left. Remove it instead: inlay.remove(host, {name!r}).")
-    inlay.method = inlay.method.model_copy(update={"leave_out": (*inlay.method.leave_out, *layers)})
     for place_id in gone:
         del inlay.parts[key_of(place_id)]
+    inlay.take_method(inlay.method.model_copy(update={"leave_out": (*inlay.method.leave_out, *layers)}))
     inlays.unhook_unneeded()
     inlays.activate(model, inlays.active)
 
@@ -158,9 +157,9 @@ def strip(host: nn.Module) -> None:
     if inlays is None:
         return
     if inlays.folded is not None:
-        raise SetupError(f"{inlays.folded.name!r} is folded into the host's weights. inlay.unfold(host) first.")
+        inlays.folded.refuse()
     inlays.activate(model, None)
-    for hooked in (*inlays.sites.values(), inlays.entry):
+    for hooked in (*inlays.sites.values(), *inlays.branches.values(), inlays.entry):
         hooked.unhook()
     delattr(model, ATTRIBUTE)
     for name, parameter in model.named_parameters():

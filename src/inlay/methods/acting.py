@@ -1,17 +1,30 @@
-"""How a module acts at its place: what it reads, and h' = h + δ(x)."""
+"""How a module acts at its place: what it reads there, and h' = h + δ(x).
+
+A method turns its module at a place into a *step*, which a hook of the host runs. Steps are plain objects and not
+modules, so that a module is registered once, in its inlay, however many setups use it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from inlay.anatomy.places import Place
-from inlay.methods.base import Reads
+
+Reads = Literal["output", "residual", "stream", "normed", "input"]
+"""What a module reads at its place:
+
+output     h, the branch's output
+residual   r, what the branch's output is added to
+stream     h + r
+normed     LN(h + r) in post-LN hosts, with the host's own norm of that place; h + r in pre-LN hosts
+input      the hooked module's own input (projections)
+"""
 
 
 @dataclass(frozen=True)
@@ -25,35 +38,84 @@ class Seen:
     """Heads: the last hidden states (B, T, D)."""
     mask: Tensor | None = None
     """Heads: 1 at real tokens, 0 at padding (B, T)."""
+    earlier: Mapping[str, Tensor] = field(default_factory=dict)
+    """Inputs of modules that ran before this one at the same branch's end, by their names."""
 
     def rows(self, take: Callable[[Tensor], Tensor]) -> Seen:
         """The same for some rows of the batch only."""
         args = tuple(take(x) if isinstance(x, Tensor) else x for x in self.args)
         rest = {k: take(x) for k in ("residual", "hidden", "mask") if (x := getattr(self, k)) is not None}
-        return replace(self, args=args, **rest)
+        return replace(self, args=args, earlier={k: take(x) for k, x in self.earlier.items()}, **rest)
 
 
 class Step(Protocol):
+    """What an active setup does with the output of one module."""
+
     def __call__(self, h: Tensor, seen: Seen) -> Tensor: ...
 
 
+class Draw:
+    """What a method leaves to chance in a training step, for all layers together; this one leaves nothing.
+
+    An inlay has one, which its method made; it is drawn when the host's forward begins, from torch's own generator.
+    """
+
+    def draw(self) -> None: ...
+
+    def skips(self, place: Place) -> bool:
+        """Whether this training step leaves a place out."""
+        return False
+
+
 @dataclass(frozen=True)
-class Change:
+class Spot:
+    """All that a method needs to make a step: its module at one place, and what is around it there."""
+
+    module: nn.Module
+    place: Place
+    draw: Draw
+    norm: Step | None
+    """Post-LN hosts: the norm of h + r as this setup has it."""
+    member: Callable[[str], tuple[nn.Module, Reads] | None]
+    """Another inlay's module at this place and what it reads, by the inlay's name."""
+    pinned: Mapping[str, float] = field(default_factory=dict)
+    """Members whose weight the setup has fixed."""
+
+
+@dataclass(frozen=True)
+class Add:
     """h + δ(x): one module acts."""
 
     module: nn.Module
     reads: Reads
     place: Place
-    owner: Any
-    """The inlay, which knows whether this step leaves out the first layers."""
+    draw: Draw
     norm: Step | None = None
-    """Post-LN hosts: the norm of h + r as this setup has it."""
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
-        if self.owner.training and 0 <= self.place.layer < self.owner.left_out:
+        if self.module.training and self.draw.skips(self.place):
             return h
-        x = fitting(read(self.reads, h, seen, self.norm), self.module)
+        x = in_dtype_of(self.module, read(self.reads, h, seen, self.place, self.norm))
         return h + spread(self.module(x).to(h.dtype), self.place)
+
+
+def read(reads: Reads, h: Tensor, seen: Seen, place: Place, norm: Step | None) -> Tensor:
+    """What a module reads at its place; see `Reads`."""
+    if reads == "output":
+        return h
+    if reads == "input":
+        return seen.earlier[place.module] if place.module in seen.earlier else seen.args[0]
+    assert seen.residual is not None
+    if reads == "residual":
+        return seen.residual
+    x = h + seen.residual
+    return x if reads == "stream" or norm is None else norm(x, Seen((x,)))
+
+
+def in_dtype_of(module: nn.Module, x: Tensor) -> Tensor:
+    """x in the dtype of a module's parameters: some hosts keep a part of themselves in another. Autocast sees to it."""
+    parameter = next(module.parameters())
+    return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
 
 
 def spread(delta: Tensor, place: Place) -> Tensor:
@@ -67,22 +129,3 @@ def spread(delta: Tensor, place: Place) -> Tensor:
     by_head = delta.unflatten(-1, (place.heads, 1, -1))  # (…, heads, 1, head size)
     before, after = projection.part, projection.parts - 1 - projection.part
     return F.pad(by_head, (0, 0, before, after)).flatten(-3)
-
-
-def fitting(x: Tensor, module: nn.Module) -> Tensor:
-    """x in the dtype of a module's parameters: some hosts keep a part of themselves in another. Autocast sees to it."""
-    parameter = next(module.parameters())
-    return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
-
-
-def read(reads: Reads, h: Tensor, seen: Seen, norm: Step | None) -> Tensor:
-    """What a module reads at its place; see `Reads`."""
-    if reads == "output":
-        return h
-    if reads == "input":
-        return seen.args[0]
-    assert seen.residual is not None
-    if reads == "residual":
-        return seen.residual
-    x = h + seen.residual
-    return x if reads == "stream" or norm is None else norm(x, Seen((x,)))

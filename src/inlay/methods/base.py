@@ -5,38 +5,30 @@ place. A module computes a change δ that is added to the place's output:
 
     h' = h + δ(x)      x = what the method reads
 
-A new method is one file here with one registered class; saving, setups, counting and the tests follow by themselves.
+A new method is one file here with one registered class. Adding, setups, saving, counting, the command line and the
+tests follow by themselves; whatever is special about it is said by overriding what stands below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Self, TypeVar
 
 from torch import Tensor, nn
 
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.config import Config
-from inlay.errors import ConfigError, nearest
-
-Reads = Literal["output", "residual", "stream", "normed", "input"]
-"""What a module reads at its place:
-
-output     h, the branch's output
-residual   r, what the branch's output is added to
-stream     h + r
-normed     LN(h + r) in post-LN hosts, with the host's own norm of that place; h + r in pre-LN hosts
-input      the hooked module's own input (projections)
-"""
+from inlay.errors import ConfigError, SetupError, nearest
+from inlay.methods.acting import Add, Draw, Reads, Spot, Step
 
 METHODS: dict[str, type[Method]] = {}
 
 
 @dataclass(frozen=True)
-class Form:
-    """A module written as a bottleneck, δ = upᵀ act(down x + down_bias) + up_bias: what a fusion needs of it."""
+class BottleneckForm:
+    """A module written as a bottleneck, δ = upᵀ act(down x + down_bias) + up_bias: what a fusion reads of it."""
 
     reads: Reads
     standardised: bool
@@ -55,36 +47,88 @@ class Method(Config):
     """The method's name in files and on the command line."""
     trains_norms: ClassVar[bool] = False
     """Whether an inlay of this method owns a copy of the host's norms unless told otherwise."""
+    rate: ClassVar[float] = 1e-4
+    """Its paper's learning rate on encoders."""
+    text_rate: ClassVar[float | None] = None
+    """Its paper's learning rate on hosts that answer in text; None: the same."""
+    epochs: ClassVar[int] = 30
+    """Its paper's longest training."""
+    standalone: ClassVar[bool] = True
+    """Whether it can be added by itself with nothing but its defaults."""
+    mixes: ClassVar[tuple[str, ...]] = ()
+    """The projections of its modules that a mixture can hold alternatives of; none: no mixture can hold it."""
+
+    # what every method says
 
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         """The places at which this method has a module."""
         raise NotImplementedError
 
-    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> nn.Module:
+    def build(self, place: Place, shared: nn.Module) -> nn.Module:
         """The module for one place; `shared` is what `make_shared` made for the whole inlay."""
         raise NotImplementedError
-
-    def make_shared(self) -> nn.Module:
-        """Parameters that all modules of one inlay have in common."""
-        return nn.Module()
 
     def reads_at(self, place: Place) -> Reads:
         """What the module at this place reads."""
         raise NotImplementedError
 
-    def drawn_depth(self) -> int:
-        """In training, up to how many of the first layers may be left out at random in a step."""
-        return 0
+    # what some methods say
+
+    def make_shared(self) -> nn.Module:
+        """Parameters that all modules of one inlay have in common."""
+        return nn.Module()
+
+    def make_draw(self, parts: nn.Module) -> Draw:
+        """What an inlay of this method leaves to chance in a training step; `parts` are its modules."""
+        return Draw()
+
+    def step(self, spot: Spot) -> Step:
+        """What the active setup runs at one place."""
+        return Add(spot.module, self.reads_at(spot.place), spot.place, spot.draw, spot.norm)
+
+    def compared_passes(self) -> int:
+        """Passes of a training step whose answers are compared with each other."""
+        return 1
+
+    def penalty(self, parts: Iterable[nn.Module]) -> Tensor | None:
+        """A regulariser to add to the loss, if the method has one."""
+        return None
+
+    def closed_form(self, places: Sequence[Place]) -> str | None:
+        """The paper's formula for the weights alone, without norms and biases, and its value."""
+        return None
+
+    # methods that are made of other inlays
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The inlays on the same host that it cannot do without."""
+        return ()
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """The same with other names for the inlays it needs."""
+        return self
+
+    def why_not_plain(self, name: str) -> str | None:
+        """Why an inlay of this method cannot be fused, averaged, folded or exported as it is; None: it can."""
+        return None
+
+    def check_pins(self, name: str, pinned: Mapping[str, float]) -> None:
+        """Refuse weights that a setup fixes for members which this method does not have."""
+        raise SetupError(f"Fuse({name!r}) needs a fusion, but {name!r} is a {self.kind} inlay.")
 
     def describe(self) -> dict[str, Any]:
         """The full config, as it stands in a file."""
         return {"kind": self.kind, **self.model_dump(mode="json")}
 
 
+M = TypeVar("M", bound=Method)
+
+
 def register(kind: str) -> Any:
     """Class decorator: make a method known by its name."""
 
-    def add(method: type[Method]) -> type[Method]:
+    def add(method: type[M]) -> type[M]:
         method.kind = kind
         METHODS[kind] = method
         return method
@@ -92,10 +136,15 @@ def register(kind: str) -> Any:
     return add
 
 
-def method_from(description: dict[str, Any]) -> Method:
+def method_from(description: Mapping[str, Any]) -> Method:
     """A method from what `describe` gave."""
     fields = dict(description)
     kind = str(fields.pop("kind", None))
     if kind not in METHODS:
         raise ConfigError(f"unknown method {kind!r}.{nearest(kind, METHODS)}")
     return METHODS[kind](**fields)
+
+
+def fusion_can_read(module: nn.Module) -> bool:
+    """Whether a module can be written as a bottleneck: it then has `form(reads) -> BottleneckForm`."""
+    return hasattr(module, "form")

@@ -9,30 +9,24 @@ its linear maps and norms.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
-from inlay.methods.base import Method, Reads, register
+from inlay.methods.acting import Reads
+from inlay.methods.base import Method, register
 
 
 class Bias(nn.Module):
-    """δ, the same for every token; it starts at zero."""
+    """δ, the same for every token; it starts at zero. `trailing`: a convolution's channels do not come last."""
 
-    def __init__(self, width: int, after: int = 0) -> None:
+    def __init__(self, width: int, trailing: int = 0) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(width))
-        self.shape = (width, *(1,) * after)
-
-    @classmethod
-    def at(cls, module: nn.Module) -> Bias:
-        """As wide as what a module gives out."""
-        bias = getattr(module, "bias", None)
-        like: Any = bias if isinstance(bias, Tensor) else module.weight
-        return cls(like.shape[0], len(getattr(module, "kernel_size", ())))  # a convolution's channels do not come last
+        self.shape = (width, *(1,) * trailing)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.bias.view(self.shape)
@@ -42,11 +36,13 @@ class Bias(nn.Module):
 class BitFit(Method):
     """An additive bias for every bias of the host."""
 
+    rate: ClassVar[float] = 3e-4
+
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         return anatomy.of_kind("bias")
 
     def reads_at(self, place: Place) -> Reads:
         return "output"
 
-    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> Bias:
-        return Bias.at(host.get_submodule(place.module))
+    def build(self, place: Place, shared: nn.Module) -> Bias:
+        return Bias(place.d_out, place.trailing)

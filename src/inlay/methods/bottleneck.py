@@ -16,7 +16,7 @@ Shapes: x (B, T, D), D x (B, T, b), δ (B, T, D).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -27,7 +27,8 @@ from transformers.activations import ACT2FN
 from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, nearest
-from inlay.methods.base import Form, Method, Reads, register
+from inlay.methods.acting import Draw, Reads
+from inlay.methods.base import BottleneckForm, Method, register
 
 Layer = int | str
 """3 is layer 3 of every stack; 'decoder.3' is that of one stack only."""
@@ -57,7 +58,7 @@ class Adapter(nn.Module):
             delta = delta * self.scale
         return self.dropout(delta)
 
-    def form(self, reads: Reads) -> Form:
+    def form(self, reads: Reads) -> BottleneckForm:
         """The same as plain matrices, whatever the linear maps are made of; an own norm is folded in."""
         down, up = matrix(self.down), matrix(self.up).T
         bias: Any = self.down.bias
@@ -66,7 +67,7 @@ class Adapter(nn.Module):
             up, up_bias = up * self.scale, up_bias * self.scale
         if self.norm is not None:
             down, bias = down * self.norm.weight, bias + down @ self.norm.bias
-        return Form(reads, self.norm is not None, self.activation, down, bias, up, up_bias)
+        return BottleneckForm(reads, self.norm is not None, self.activation, down, bias, up, up_bias)
 
 
 def matrix(linear: nn.Module) -> Tensor:
@@ -74,9 +75,25 @@ def matrix(linear: nn.Module) -> Tensor:
     return linear.weight if isinstance(linear, nn.Linear) else linear.weight().T  # type: ignore[operator]
 
 
+class FirstLayers(Draw):
+    """Robust AdapterDrop: a training step leaves out the first n layers, n drawn evenly from 0 to the most."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.left_out = 0
+
+    def draw(self) -> None:
+        self.left_out = int(torch.randint(0, self.most + 1, ()))
+
+    def skips(self, place: Place) -> bool:
+        return 0 <= place.layer < self.left_out
+
+
 class Bottleneck(Method):
     """Base of every method that squeezes a branch through a narrow layer. Use one of the named placements."""
 
+    text_rate: ClassVar[float | None] = 3e-4
+    mixes: ClassVar[tuple[str, ...]] = ("down", "up")
     widest: ClassVar[float] = 1
     """The largest bottleneck, in hidden sizes."""
 
@@ -159,11 +176,11 @@ class Bottleneck(Method):
     def reads_at(self, place: Place) -> Reads:
         return self.reads
 
-    def drawn_depth(self) -> int:
-        return self.drop_first
+    def make_draw(self, parts: nn.Module) -> Draw:
+        return FirstLayers(self.drop_first) if self.drop_first else Draw()
 
-    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> Adapter:
-        width = anatomy.width
+    def build(self, place: Place, shared: nn.Module) -> Adapter:
+        width = place.d_out
         b = self.bottleneck(place, width)
         self.check_size(b, width)
         down, up = self.linear(width, b, shared), self.linear(b, width, shared)
@@ -171,6 +188,20 @@ class Bottleneck(Method):
         scale = nn.Parameter(torch.ones(())) if self.scale == "learned" else float(self.scale)
         norm = nn.LayerNorm(width) if self.own_norm else None
         return Adapter(down, up, self.activation, scale, self.dropout, norm)
+
+    def closed_form(self, places: Sequence[Place]) -> str | None:
+        """P projections of k × d each: the paper writes P as 4L, two modules in each of L layers."""
+        sizes = {(place.d_out, self.bottleneck(place, place.d_out)) for place in places}
+        if len(sizes) != 1:
+            return None
+        k, d = sizes.pop()
+        p = 2 * len(places)
+        words, value, more = self.weights_of(k, d, p)
+        return f"{words} = {value:,}   (P={p}, k={k}, d={d}{more})"
+
+    def weights_of(self, k: int, d: int, p: int) -> tuple[str, int, str]:
+        """The closed form for p projections of k × d: in words, its value, and further sizes."""
+        return "P·kd", p * k * d, ""
 
     def check_size(self, b: int, width: int) -> None:
         """Refuse a bottleneck that the linear map cannot have."""
@@ -247,4 +278,5 @@ class Bapna(Bottleneck):
 class Wide(Bottleneck):
     """A bottleneck of any width: what `inlay.collapse` makes of a fusion."""
 
+    standalone: ClassVar[bool] = False
     widest: ClassVar[float] = math.inf

@@ -27,9 +27,10 @@ Shapes: x (…, D_x), z (…, D), scores (…, N).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -39,9 +40,9 @@ from transformers.activations import ACT2FN
 
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
-from inlay.errors import ConfigError
-from inlay.methods.acting import Seen, Step, fitting, read, spread
-from inlay.methods.base import Form, Method, Reads, register
+from inlay.errors import ConfigError, SetupError, nearest
+from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, in_dtype_of, read, spread
+from inlay.methods.base import BottleneckForm, Method, register
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Pack:
     """The member that each column of the scores belongs to."""
 
 
-def pack(forms: Sequence[Form | None], width: int, like: Tensor) -> Pack:
+def pack(forms: Sequence[BottleneckForm | None], width: int, like: Tensor) -> Pack:
     """Members by block. None is a member without a module here: it adds nothing, z = 0, and so scores 0."""
     kinds: dict[tuple[Reads, bool, str, int], list[int]] = {}
     absent = [n for n, form in enumerate(forms) if form is None]
@@ -90,8 +91,19 @@ def pack(forms: Sequence[Form | None], width: int, like: Tensor) -> Pack:
     return Pack(tuple(blocks), torch.cat([*ups, torch.stack(biases)]), order)
 
 
+def exact(tensor: Tensor) -> Tensor:
+    """In single precision at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def in_single_precision(like: Tensor) -> AbstractContextManager[Any]:
+    """Where autocast would round: not within this block."""
+    device = like.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 @dataclass(frozen=True)
-class Folded:
+class Premultiplied:
     """The layer's matrices multiplied into the members' rows, or with each other; None is the direct way."""
 
     keys: Tensor | None = None  # R Kᵀ Q, and b_k Q as the last row (S + 1, D_x)
@@ -109,7 +121,7 @@ def orders(tokens: int, rows: int, width: int) -> tuple[dict[str, float], dict[s
     return keys, values
 
 
-def cheapest(tokens: int, rows: int, width: int) -> tuple[str, str]:
+def cheapest_orders(tokens: int, rows: int, width: int) -> tuple[str, str]:
     """The order of the keys and of the values with the least work for a training step."""
     keys, values = orders(tokens, rows, width)
     return min(keys, key=keys.__getitem__), min(values, key=values.__getitem__)
@@ -131,50 +143,65 @@ class FusionLayer(nn.Module):
             with torch.no_grad():
                 self.value.weight.fill_diagonal_(1.0)
 
-    def fold(self, rows: Tensor, keys: str = "folded", values: str = "folded") -> Folded:
+    def premultiply(self, rows: Tensor, keys: str = "folded", values: str = "folded") -> Premultiplied:
+        """The products that do not depend on the input, in the orders named; those of the scores in single precision."""
         made: dict[str, Tensor] = {}
-        if keys != "direct":
-            left = F.linear(rows, self.key.weight) if keys == "folded" else self.key.weight.T
-            left = torch.cat([left, self.key.bias[None]])  # (S + 1, D) or (D + 1, D)
-            names = ("keys", "key_bias") if keys == "folded" else ("product", "product_bias")
-            made |= zip(names, (left @ self.query.weight, left @ self.query.bias), strict=True)
-        if values == "folded":
-            made["values"] = rows if self.value is None else F.linear(rows, self.value.weight)
-        return Folded(**made)
+        with in_single_precision(rows):
+            if keys != "direct":
+                key, bias = exact(self.key.weight), exact(self.key.bias)
+                left = F.linear(exact(rows), key) if keys == "folded" else key.T
+                left = torch.cat([left, bias[None]])  # (S + 1, D) or (D + 1, D)
+                names = ("keys", "key_bias") if keys == "folded" else ("product", "product_bias")
+                made |= zip(names, (left @ exact(self.query.weight), left @ exact(self.query.bias)), strict=True)
+            if values == "folded":
+                made["values"] = (
+                    rows if self.value is None else F.linear(exact(rows), exact(self.value.weight)).to(rows.dtype)
+                )
+        return Premultiplied(**made)
 
-    def asked(self, x: Tensor, rows: Tensor, folded: Folded, parts: list[int]) -> tuple[Tensor, ...]:
-        """q·K of every row of R, in parts of so many rows, and last q·b_k (…, 1), which all members have in common.
+    def asked(self, x: Tensor, rows: Tensor, made: Premultiplied, parts: list[int]) -> tuple[Tensor, ...]:
+        """q·K of every row of R, in parts of this many rows, and last q·b_k (…, 1), which all members have in common.
 
         Split and not sliced: the gradient of a slice is a whole tensor of zeros, and one is added for each.
         """
-        if folded.keys is not None:
-            return F.linear(x, folded.keys, folded.key_bias).split([*parts, 1], -1)
-        if folded.product is not None:
-            k, same = F.linear(x, folded.product, folded.product_bias).split([self.key.in_features, 1], -1)
+        if made.keys is not None:
+            return F.linear(x, made.keys, made.key_bias).split([*parts, 1], -1)
+        if made.product is not None:
+            k, same = F.linear(x, made.product, made.product_bias).split([self.key.in_features, 1], -1)
         else:
-            q = self.query(x)
-            k, same = q @ self.key.weight, (q @ self.key.bias).unsqueeze(-1)
-        return *F.linear(k, rows).split(parts, -1), same
+            q = F.linear(x, exact(self.query.weight), exact(self.query.bias))
+            k, same = q @ exact(self.key.weight), (q @ exact(self.key.bias)).unsqueeze(-1)
+        return *F.linear(k, exact(rows)).split(parts, -1), same
+
+    def weigh(
+        self, x: Tensor, acts: Sequence[Tensor], packed: Pack, made: Premultiplied, choose: Choose
+    ) -> Tensor:  # fmt: skip
+        """The weights (…, N) in block order, in single precision at least: a softmax over rounded scores is another."""
+        members = len(packed.order)
+        with in_single_precision(x):
+            parts = [*(block.count * block.size for block in packed.blocks), members]
+            *asked, biases, same = self.asked(exact(x), packed.rows, made, parts)
+            scores = [(exact(a) * g.unflatten(-1, a.shape[-2:])).sum(-1) for a, g in zip(acts, asked, strict=True)]
+            score = torch.cat(scores, -1) if scores else biases[..., :0]
+            if members > score.shape[-1]:  # who has no module here scores nothing
+                score = F.pad(score, (0, members - score.shape[-1]))
+            return choose(score + biases + same)
 
     def forward(
-        self, x: Tensor, read: Callable[[Reads, bool], Tensor], packed: Pack, folded: Folded, choose: Choose
+        self, x: Tensor, read: Callable[[Reads, bool], Tensor], packed: Pack, made: Premultiplied, choose: Choose
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The mixed change (…, D) and the weights (…, N) in block order."""
         blocks, members = packed.blocks, len(packed.order)
         parts = [*(block.count * block.size for block in blocks), members]
-        *asked, biases, same = self.asked(x, packed.rows, folded, parts)
         acts = [block.act(read(block.reads, block.standardised)) for block in blocks]  # (…, count, b)
-        scores = [(a * g.unflatten(-1, a.shape[-2:])).sum(-1) for a, g in zip(acts, asked, strict=True)]
-        score = torch.cat(scores, -1) if scores else biases[..., :0]
-        if members > score.shape[-1]:  # who has no module here scores nothing
-            score = F.pad(score, (0, members - score.shape[-1]))
-        p = choose(score + biases + same)  # (…, N)
-        *ups, up_biases = (packed.rows if folded.values is None else folded.values).split(parts)
+        weights = self.weigh(x, acts, packed, made, choose)
+        p = weights.to(packed.rows.dtype)
+        *ups, up_biases = (packed.rows if made.values is None else made.values).split(parts)
         shares = p.split([*(block.count for block in blocks), members - sum(block.count for block in blocks)], -1)
         mixed = p @ up_biases
         for a, share, up in zip(acts, shares[: len(acts)], ups, strict=True):
             mixed = mixed + (a * share.unsqueeze(-1)).flatten(-2) @ up
-        return mixed if folded.values is not None or self.value is None else self.value(mixed), p
+        return mixed if made.values is not None or self.value is None else self.value(mixed), weights
 
     def penalty(self) -> Tensor:
         """‖I − V‖², the pull of V towards its start."""
@@ -212,6 +239,10 @@ class Choose:
 @register("fusion")
 class Fusion(Method):
     """The settings of a fusion. Use `inlay.add_fusion`."""
+
+    rate: ClassVar[float] = 5e-5
+    epochs: ClassVar[int] = 10
+    standalone: ClassVar[bool] = False
 
     members: tuple[str, ...]
     """The inlays it mixes."""
@@ -262,32 +293,73 @@ class Fusion(Method):
     def reads_at(self, place: Place) -> Reads:
         return "input" if place.projection is not None else self.query
 
-    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: Any) -> FusionLayer:
-        query_width, width = anatomy.width, anatomy.width
-        if place.projection is not None:
-            query_width, width = place.projection.sizes(host.get_submodule(place.module))
-        return FusionLayer(query_width, width, self.value)
+    def build(self, place: Place, shared: nn.Module) -> FusionLayer:
+        return FusionLayer(place.d_in, place.d_out, self.value)
+
+    def make_draw(self, parts: nn.Module) -> Draw:
+        return Subset(self.members, self.subset) if self.subset is not None else Draw()
+
+    def step(self, spot: Spot) -> Step:
+        return Fused(self, spot)
+
+    def penalty(self, parts: Iterable[nn.Module]) -> Tensor | None:
+        """strength · Σ ‖I − V‖²"""
+        layers = [part for part in parts if isinstance(part, FusionLayer)]
+        if not (self.value and self.strength and layers):
+            return None
+        return self.strength * torch.stack([layer.penalty() for layer in layers]).sum()
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.members
+
+    def why_not_plain(self, name: str) -> str | None:
+        return f"{name!r} is itself a fusion. Fuse its members {', '.join(self.members)}, or collapse it first."
+
+    def check_pins(self, name: str, pinned: Mapping[str, float]) -> None:
+        for member in pinned.keys() - set(self.members):
+            raise SetupError(f"{member!r} is not a member of {name!r}.{nearest(member, self.members)}")
+        if len(pinned) == len(self.members) and abs(sum(pinned.values()) - 1) > 1e-6:
+            raise SetupError(f"Fuse({name!r}): all members are off or pinned, so their weights must sum to 1.")
+
+
+def as_fusion(name: str, method: Method) -> Fusion:
+    """The method of an inlay that has to be a fusion."""
+    if not isinstance(method, Fusion):
+        raise SetupError(f"{name!r} is a {method.kind} inlay, not a fusion")
+    return method
+
+
+class Subset(Draw):
+    """A training step with some of the members only, drawn anew for each."""
+
+    def __init__(self, members: tuple[str, ...], size: int) -> None:
+        self.members, self.size = members, size
+        self.chosen: frozenset[str] | None = None
+
+    def draw(self) -> None:
+        drawn = torch.randperm(len(self.members))[: self.size].tolist()
+        self.chosen = frozenset(self.members[n] for n in drawn)
 
 
 class Fused:
-    """h + Σ_n p_n V z_n: a fusion acts. Outside training its packed and folded members are kept until one changes."""
+    """h + Σ_n p_n V z_n: a fusion acts at one place.
 
-    def __init__(
-        self, layer: FusionLayer, owner: Any, place: Place, names: tuple[str, ...],
-        members: tuple[tuple[Any, Reads] | None, ...], norm: Step | None, pinned: dict[str, float],
-    ) -> None:  # fmt: skip
-        self.layer = layer
-        self.owner = owner
-        self.place = place
-        self.names = names
-        self.members = members
-        self.norm = norm
-        self.pinned = pinned
-        self.query = owner.method.reads_at(place)
+    In evaluation what can be multiplied once is kept, as long as all it is made of is frozen: an optimizer need not
+    leave a trace on what it changes. Other writes are noticed by torch's version counter, also `load_state_dict`; only
+    writing through `.data` is not, because no test of that is free on a GPU. Activating again makes all of it anew.
+    """
+
+    def __init__(self, method: Fusion, spot: Spot) -> None:
+        assert isinstance(spot.module, FusionLayer)
+        self.method, self.layer, self.place, self.norm = method, spot.module, spot.place, spot.norm
+        self.draw, self.pinned = spot.draw, spot.pinned
+        self.names = method.at(spot.place.id)
+        self.members: tuple[tuple[Any, Reads] | None, ...] = tuple(spot.member(name) for name in self.names)
         self.record: list[Tensor] | None = None
         """While somebody looks inside: the weights (…, N) of every call."""
-        self._theirs = [where for member in members if member is not None for where in tensors_of(member[0])]
-        self._mine = tensors_of(layer)
+        self._theirs = [at for member in self.members if member is not None for at in tensors_of(member[0])]
+        self._mine = tensors_of(self.layer)
         self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
@@ -295,19 +367,18 @@ class Fused:
 
         def given(reads: Reads, standardised: bool) -> Tensor:
             if (reads, standardised) not in inputs:
-                x = fitting(read(reads, h, seen, self.norm), self.layer)
+                x = in_dtype_of(self.layer, read(reads, h, seen, self.place, self.norm))
                 inputs[reads, standardised] = F.layer_norm(x, x.shape[-1:]) if standardised else x
             return inputs[reads, standardised]
 
-        x = given(self.query, False)
+        x = given(self.method.reads_at(self.place), False)
         chosen = self._chosen()
         packed = self._pack(chosen)
-        folded = self._fold(packed, x.numel() // x.shape[-1], whole=len(chosen) == len(self.names))
-        method = self.owner.method
+        made = self._premultiply(packed, x.numel() // x.shape[-1], whole=len(chosen) == len(self.names))
         columns = {self.names[chosen[n]]: column for column, n in enumerate(packed.order)}
         pinned = {columns[name]: weight for name, weight in self.pinned.items() if name in columns}
-        choose = Choose(method.temperature, method.dropout if self.owner.training else 0.0, pinned)
-        change, weights = self.layer(x, given, packed, folded, choose)
+        dropout = self.method.dropout if self.layer.training else 0.0
+        change, weights = self.layer(x, given, packed, made, Choose(self.method.temperature, dropout, pinned))
         if self.record is not None:
             self.record.append(weights.detach()[..., [columns[name] for name in self.names]])
         return h + spread(change.to(h.dtype), self.place)
@@ -315,32 +386,34 @@ class Fused:
     def _chosen(self) -> tuple[int, ...]:
         """The members that take part: all of them, or this step's subset."""
         everybody = tuple(range(len(self.names)))
-        if not self.owner.training or self.owner.chosen is None or self.record is not None:
+        chosen = self.draw.chosen if isinstance(self.draw, Subset) else None
+        if not self.layer.training or chosen is None or self.record is not None:
             return everybody
-        return tuple(n for n in everybody if self.names[n] in self.owner.chosen) or everybody
+        return tuple(n for n in everybody if self.names[n] in chosen) or everybody
 
-    def _forms(self) -> list[Form | None]:
+    def _forms(self) -> list[BottleneckForm | None]:
         return [None if member is None else member[0].form(member[1]) for member in self.members]
 
     def _pack(self, chosen: tuple[int, ...]) -> Pack:
         width, like = self.layer.key.in_features, self.layer.key.weight
-        learning = learns(self._theirs)
-        if len(chosen) == len(self.names) and not learning:
+        if len(chosen) == len(self.names):
             return self._keep("pack", self._theirs, lambda: pack(self._forms(), width, like))
-        forms = self._forms() if learning else self._keep("forms", self._theirs, self._forms)
+        forms = self._keep("forms", self._theirs, self._forms)
         return pack([forms[n] for n in chosen], width, like)
 
-    def _fold(self, packed: Pack, tokens: int, whole: bool) -> Folded:
-        learning = learns(self._mine) or learns(self._theirs)
-        if learning:  # an optimizer may step next, and not every one of them leaves a trace on what it changes
-            self._kept.pop("folded", None)
-        elif whole and not torch.compiler.is_compiling():
-            return self._keep("folded", [*self._mine, *self._theirs], lambda: self.layer.fold(packed.rows))
-        return self.layer.fold(packed.rows, *cheapest(tokens, *packed.rows.shape))
+    def _premultiply(self, packed: Pack, tokens: int, whole: bool) -> Premultiplied:
+        everything = [*self._mine, *self._theirs]
+        if whole and not torch.compiler.is_compiling() and not may_learn(everything):
+            return self._keep("premultiplied", everything, lambda: self.layer.premultiply(packed.rows))
+        self._kept.pop("premultiplied", None)
+        return self.layer.premultiply(packed.rows, *cheapest_orders(tokens, *packed.rows.shape))
 
     def _keep(self, what: str, tensors: list[Where], make: Callable[[], Any]) -> Any:
-        """The kept value, made anew when one of the tensors it is made of has changed."""
+        """The kept value, made anew when one of the tensors it is made of has changed, and always while one may."""
         if torch.compiler.is_compiling():
+            return make()
+        if may_learn(tensors):
+            self._kept.pop(what, None)
             return make()
         state = tuple(trace_of(where[name]) for where, name in tensors)
         if self._kept.get(what, (None,))[0] != state:
@@ -360,8 +433,9 @@ def tensors_of(module: nn.Module) -> list[Where]:
     return [(table, name) for m in parts for table in (m._parameters, m._buffers) for name in table]
 
 
-def learns(tensors: list[Where]) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for where, name in tensors if (t := where[name]) is not None)
+def may_learn(tensors: list[Where]) -> bool:
+    """Whether an optimizer may change one of these tensors, now or between two evaluations."""
+    return any(t.requires_grad for where, name in tensors if (t := where[name]) is not None)
 
 
 def trace_of(tensor: Tensor | None) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, nearest
-from inlay.methods.base import Form, Method, Reads, register
+from inlay.methods.acting import Reads
+from inlay.methods.base import BottleneckForm, Method, register
 from inlay.methods.bitfit import Bias
 from inlay.methods.bottleneck import Layer
-
-ROLES = ("q", "k", "v", "o", "ffn_in", "ffn_out", "cross_q", "cross_k", "cross_v", "cross_o", "qkv")
 
 
 class LowRankChange(nn.Module):
@@ -45,14 +44,19 @@ class LowRankChange(nn.Module):
         """The change as one matrix (D_out, D_in)."""
         return self.up.weight @ self.down.weight * self.scale
 
-    def form(self, reads: Reads) -> Form:
+    def form(self, reads: Reads) -> BottleneckForm:
         down, up = self.down.weight, self.up.weight.T * self.scale
-        return Form(reads, False, "linear", down, down.new_zeros(down.shape[0]), up, up.new_zeros(up.shape[1]))
+        return BottleneckForm(
+            reads, False, "linear", down, down.new_zeros(down.shape[0]), up, up.new_zeros(up.shape[1])
+        )
 
 
 @register("lora")
 class LoRA(Method):
     """Low-rank changes of the projections named by `targets`."""
+
+    rate: ClassVar[float] = 2e-4
+    mixes: ClassVar[tuple[str, ...]] = ("down", "up")
 
     rank: int = Field(default=8, ge=1)
     """r, the inner size."""
@@ -100,10 +104,10 @@ class LoRA(Method):
     def reads_at(self, place: Place) -> Reads:
         return "input" if place.projection is not None else "output"
 
-    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> nn.Module:
+    def build(self, place: Place, shared: nn.Module) -> nn.Module:
         if place.projection is None:
-            return Bias.at(host.get_submodule(place.module))
-        d_in, d_out = place.projection.sizes(host.get_submodule(place.module))
+            return Bias(place.d_out, place.trailing)
+        d_in, d_out = place.d_in, place.d_out
         rank, alpha = self.ranks.get(place.id, self.rank), self.alphas.get(place.id, self.alpha)
         if rank > max(d_in, d_out):
             raise ConfigError(f"{place.id}: a rank of {rank} is above the projection's {d_in} to {d_out}")

@@ -38,6 +38,8 @@ class LowRank(Bottleneck):
     """Adapters with rank-one projections."""
 
     trains_norms: ClassVar[bool] = True
+    rate: ClassVar[float] = 3e-3
+    text_rate: ClassVar[float | None] = 3e-3
 
     sites: tuple[Literal["attention", "ffn"], ...] = ("attention", "ffn")
     reduction: float | dict[Layer, float] = 32
@@ -45,6 +47,9 @@ class LowRank(Bottleneck):
     before_dropout: bool = True
     rank: int = Field(default=1, ge=1)
     """Rank of each projection."""
+
+    def weights_of(self, k: int, d: int, p: int) -> tuple[str, int, str]:
+        return "P·r(k+d)", p * self.rank * (k + d), f", r={self.rank}"
 
     def linear(self, d_in: int, d_out: int, shared: nn.Module) -> nn.Module:
         return LowRankLinear(d_in, d_out, self.rank)

@@ -8,8 +8,9 @@ A mixture is a modifier: it takes any method whose modules have a `down` and an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
-from inlay.methods.base import Method, Reads, method_from, register
-from inlay.methods.phm import KroneckerLinear
+from inlay.methods.acting import Draw, Reads
+from inlay.methods.base import Method, method_from, register
 
 Routing = Literal["merged", "random", "first"]
 
@@ -78,6 +79,9 @@ class Alternatives(nn.Module):
 class Mixture(Method):
     """M alternatives of a method's projections."""
 
+    rate: ClassVar[float] = 4e-4
+    standalone: ClassVar[bool] = False
+
     method: Any
     """The method to mix, such as inlay.Pfeiffer(size=48)."""
     modules: int = Field(default=4, ge=1)
@@ -92,7 +96,7 @@ class Mixture(Method):
     @classmethod
     def _a_method(cls, method: Any) -> Method:
         method = method_from(method) if isinstance(method, dict) else method
-        if not isinstance(method, Method) or method.kind in ("mixture", "fusion", "bitfit", "head"):
+        if not isinstance(method, Method) or not method.mixes:
             raise ValueError("a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA()")
         return method
 
@@ -108,21 +112,60 @@ class Mixture(Method):
     def make_shared(self) -> nn.Module:
         return self.method.make_shared()
 
-    def drawn_depth(self) -> int:
-        return self.method.drawn_depth()
+    def make_draw(self, parts: nn.Module) -> Draw:
+        return Doubling(alternatives(parts), self.method.make_draw(parts))
 
-    def build(self, place: Place, anatomy: Anatomy, host: nn.Module, shared: nn.Module) -> nn.Module:
-        made = [self.method.build(place, anatomy, host, shared) for _ in range(self.modules)]
-        for projection in ("down", "up"):
+    def compared_passes(self) -> int:
+        return 2 if self.modules > 1 else 1
+
+    def why_not_plain(self, name: str) -> str | None:
+        return f"{name!r} is a mixture. Merge it first: inlay.merge(host, {name!r})."
+
+    def build(self, place: Place, shared: nn.Module) -> nn.Module:
+        made = [self.method.build(place, shared) for _ in range(self.modules)]
+        for projection in self.method.mixes:
             if projection != self.share and hasattr(made[0], projection):  # a trained bias has neither, and is shared
                 maps = [getattr(m, projection) for m in made]
                 for other in maps[1:]:
-                    if isinstance(other, KroneckerLinear):
+                    if hasattr(other, "borrow"):  # a rule of its own is the first one's
                         other.borrow(maps[0])
                 if self.share == "down":
                     set_apart(maps)
                 setattr(made[0], projection, Alternatives(maps))
         return made[0]
+
+
+class Doubling(Draw):
+    """How many parts of the batch have draws of their own: one, or the two passes that a loss compares.
+
+    `doubled` says it for the next forward. The projections keep it until the one after that begins: gradient
+    checkpointing may recompute this one meanwhile.
+    """
+
+    def __init__(self, choices: list[Alternatives], inner: Draw) -> None:
+        self.choices, self.inner = choices, inner
+        self.next = 1
+
+    def draw(self) -> None:
+        for choice in self.choices:
+            choice.passes = self.next
+        self.inner.draw()
+
+    def skips(self, place: Place) -> bool:
+        return self.inner.skips(place)
+
+
+@contextmanager
+def doubled(draws: Iterable[Draw], passes: int) -> Iterator[None]:
+    """For the forwards in this block: a batch is this many passes below each other, each with draws of its own."""
+    doubling = [draw for draw in draws if isinstance(draw, Doubling)]
+    for draw in doubling:
+        draw.next = passes
+    try:
+        yield
+    finally:
+        for draw in doubling:
+            draw.next = 1
 
 
 def set_apart(maps: list[nn.Module], std: float = 1e-3) -> None:
@@ -147,3 +190,10 @@ def merge_module(module: nn.Module) -> nn.Module:
         if isinstance(choice, Alternatives):
             setattr(module, projection, choice.merged())
     return module
+
+
+def as_mixture(name: str, method: Method) -> Mixture:
+    """The method of an inlay that has to be a mixture."""
+    if not isinstance(method, Mixture):
+        raise SetupError(f"{name!r} is a {method.kind} inlay, not a mixture")
+    return method

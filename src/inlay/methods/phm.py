@@ -12,7 +12,7 @@ A is folded into the factor of the *narrow* side, which leaves two matrix produc
     k < d   (x (s A)) then t    n² r k + n r d          the wide y is written once, by the thin t
     dense   x W                 k d, and W built once per call
 
-`cheapest` takes the least of the three; benchmarks/compact.py shows that it is also the fastest.
+`cheapest_order` takes the least of the three; benchmarks/compact.py shows that it is also the fastest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def dense(rule: Tensor, blocks: Tensor) -> Tensor:
     return torch.einsum("iab,ipq->apbq", rule, blocks).reshape(n * rows, n * columns)
 
 
-def cheapest(n: int, rank: int, k: int, d: int) -> Order:
+def cheapest_order(n: int, rank: int, k: int, d: int) -> Order:
     """The order of contraction with the fewest multiply-adds per token."""
     costs: dict[Order, int] = {
         "narrow out": n * rank * k + n * n * rank * d,
@@ -51,7 +51,7 @@ def contract(x: Tensor, rule: Tensor, left: Tensor, right: Tensor, bias: Tensor,
     """x Σ_i A_i ⊗ (s_i t_i) + bias. x (…, k), rule (n, n, n), left s (n, k/n, r), right t (n, r, d/n)."""
     n, rows, r = left.shape
     columns = right.shape[-1]
-    order = order or cheapest(n, r, n * rows, n * columns)
+    order = order or cheapest_order(n, r, n * rows, n * columns)
     if order == "dense":
         return x @ dense(rule, left @ right) + bias
     if order == "narrow out":
@@ -127,6 +127,8 @@ class PHM(Bottleneck):
     """Adapters whose projections are sums of Kronecker products, each with a rule of its own."""
 
     trains_norms: ClassVar[bool] = True
+    rate: ClassVar[float] = 3e-3
+    text_rate: ClassVar[float | None] = 3e-3
 
     sites: tuple[Literal["attention", "ffn"], ...] = ("attention", "ffn")
     reduction: float | dict[Layer, float] = 32
@@ -163,6 +165,13 @@ class PHM(Bottleneck):
                 f"n = {self.n} does not divide the bottleneck {b} (hidden size {width}). "
                 f"Nearest sizes that work: {' and '.join(map(str, near))}."
             )
+
+    def weights_of(self, k: int, d: int, p: int) -> tuple[str, int, str]:
+        n, r = self.n, self.rank
+        weights, words = (k * d // n, "kd/n") if r is None else (r * (k + d), "(k+d)" if r == 1 else "r(k+d)")
+        if self.share_rule:
+            return f"P·{words} + n³", p * weights + n**3, f", n={n}"
+        return f"P·({words} + n³)", p * (weights + n**3), f", n={n}"
 
     def linear(self, d_in: int, d_out: int, shared: nn.Module) -> nn.Module:
         rule = shared if isinstance(shared, Rule) else self.rule()

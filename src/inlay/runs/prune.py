@@ -7,7 +7,6 @@ from typing import Any
 
 from inlay.checkpoints.ours import save
 from inlay.errors import SetupError
-from inlay.compose.fuse import fusion_method
 from inlay.compose.prune import prune
 from inlay.host.verbs import activate, inlays_of, remove
 from inlay.training.evaluate import attention_on
@@ -30,7 +29,7 @@ def write_pruned(path: Path, out: Path, keep: int | None, threshold: float | Non
     with run.held(fresh=True):
         before = opened.language.measure(judged, ask(opened.host, opened.language, judged))
         prune(opened.host, name, attention_on(opened.host, name, chosen), name=smaller, keep=keep, threshold=threshold)
-        kept = fusion_method(inlays_of(opened.host)[smaller]).members
+        kept = inlays_of(opened.host)[smaller].method.needs
         activate(opened.host, smaller)
         remove(opened.host, name)
         answers = ask(opened.host, opened.language, judged)

@@ -16,7 +16,6 @@ from inlay.checkpoints.manifest import CARD, MANIFEST, WEIGHTS, read_manifest
 from inlay.checkpoints.ours import save
 from inlay.errors import ConfigError, InlayError
 from inlay.storage.folders import replacing
-from inlay.compose.fuse import fusion_method
 from inlay.host.verbs import inlays_of, summary
 from inlay.training.evaluate import ask
 from inlay.training.workbench import form_of, longest_input, open_config, open_host, own_head
@@ -177,7 +176,7 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: Split, answers: list[A
     scores = job.language.measure(judged, answers)
     if job.name is not None:
         if job.settings.mode == "fusion":
-            names = fusion_method(inlays_of(job.host)[job.name]).members
+            names = inlays_of(job.host)[job.name].method.needs
             for name, member in zip(names, job.settings.members, strict=True):
                 keep_member(inlay_in(member), run.members / name)
         save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores)

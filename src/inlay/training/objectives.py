@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from inlay.compose.fuse import penalty
 from inlay.compose.mix import mixture_loss
 from inlay.host.verbs import inlays_of
-from inlay.methods.mixture import Mixture
 from inlay.training.codec import Language
 from inlay.training.evaluate import scores
 from inlay.training.tokens import IGNORED
@@ -48,6 +47,6 @@ def consistent_loss(
 
 def objective_for(host: PreTrainedModel, name: str | None) -> Objective:
     """The objective of what trains."""
-    if name is not None and isinstance(inlays_of(host)[name].method, Mixture):
+    if name is not None and inlays_of(host)[name].method.compared_passes() > 1:
         return consistent_loss
     return plain_loss

@@ -9,6 +9,7 @@ import torch
 
 import inlay
 from tests.checkpoints.foreign.golden import GOLDEN, cases, expected, host_of, logits_of, named
+from tests.hosts import fused_steps
 
 SINGLE = cases(without=("fusion", "stack", "setup"))
 
@@ -44,7 +45,7 @@ def test_fusion_with_its_attention(case: Path) -> None:
     name = inlay.load(host, case / "fusion")
     assert name == ".".join(members)
     inlay.activate(host, name)
-    steps = {site.place.id: site.step for site in host.inlays.sites.values() if hasattr(site.step, "record")}
+    steps = fused_steps(host)
     for step in steps.values():
         step.record = []
     wanted = expected(case)

@@ -248,7 +248,7 @@ def _check_sizes(wanted: BottleneckOptions | LoraOptions, anatomy: Anatomy, tens
 
 def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> dict[str, Any]:
     """The files of an inlay in their format, by name."""
-    odd = [name for name in (inlay.name, *getattr(inlay.method, "members", ())) if "." in name]
+    odd = [name for name in (inlay.name, *inlay.method.needs) if "." in name]
     if odd:
         raise ConfigError(
             f"`adapters` cannot have a dot in a name: {', '.join(odd)}. "

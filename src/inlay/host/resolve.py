@@ -1,0 +1,264 @@
+"""A setup, resolved into a plan: what each hook of the host does.
+
+The meaning is the setup's own, branch by branch, whatever order inlays came in:
+
+    Stack     each part acts on what the parts before it gave
+    Average   the mean of what each part alone would have given
+    Rows      each row as if its part were alone
+
+Several places may share one module (LoRA on the last projection, a trained bias, a bottleneck), and a branch ends in up
+to three modules one after the other (see `BranchEnd`). A part acts at its own module as long as the order allows it;
+where an earlier part of a Stack acts at a later module, it moves there too. Without dropout that is the same h.
+
+Norms and heads *stand in*: the uppermost part of a Stack that owns one. What is added to a module's output, such as a
+trained bias of a norm, is added after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from torch import nn
+
+from inlay.anatomy.places import BranchEnd, Place
+from inlay.anatomy.survey import Anatomy
+from inlay.errors import SetupError
+from inlay.host.heads import Head, PooledHead
+from inlay.host.hooks import Plan
+from inlay.host.setup import Average, Fuse, Rows, Setup, Stack, names_in, walk
+from inlay.host.steps import ByRow, HostNorm, Mean, PooledStandIn, StandIn, Unchanged, in_turn
+from inlay.methods.acting import Draw, Reads, Spot, Step
+from inlay.methods.base import Method
+
+Around = Callable[[Setup], Setup]
+"""A part to the whole setup as the rows of that part see it."""
+
+
+class Resident(Protocol):
+    """What is asked of an inlay."""
+
+    name: str
+    method: Method
+    head: Head | None
+    draw: Draw
+
+    def part(self, place: Place) -> nn.Module | None: ...
+
+
+class Resolver:
+    """Resolves setups for one host and the inlays that live in it."""
+
+    def __init__(self, host: nn.Module, anatomy: Anatomy, inlay_named: Callable[[str], Resident], folded: bool) -> None:
+        self.host, self.anatomy, self.inlay_named, self.folded = host, anatomy, inlay_named, folded
+
+    def plan(self, setup: Setup, modules: Iterable[str]) -> Plan:
+        """What acts at these modules of the host."""
+        for part in walk(setup):
+            if isinstance(part, Fuse):
+                self.inlay_named(part.name).method.check_pins(part.name, dict(part.pinned))
+        heads = self.heads(setup)
+        steps: dict[str, Step] = {}
+        self.keeps: set[str] = set()
+        for module in modules:
+            if self._branch_of(module) is None and (step := self._at_module(setup, module)) is not None:
+                steps[module] = step
+        lasts, branches = set(), set()
+        for name, end in self.anatomy.branches.items():
+            found = self._along(setup, name, end, lambda part: part, 0)
+            if found:
+                branches.add(name)
+                lasts.add(end.modules[max(found)])
+                steps |= {end.modules[at]: step for at, step in found.items()}
+        rows = next((len(s.parts) * s.each for s in walk(setup) if isinstance(s, Rows)), None)
+        if rows:
+            self._check_rows(setup, steps)
+        return Plan(
+            setup, steps, frozenset(self.keeps), frozenset(lasts), frozenset(branches), rows,
+            pools=any(head.pooling for head in heads),
+            draws=tuple((inlay, inlay.draw) for inlay in map(self.inlay_named, names_in(setup))),  # type: ignore[misc]
+        )  # fmt: skip
+
+    def _branch_of(self, module: str) -> str | None:
+        return next((name for name, end in self.anatomy.branches.items() if module in end.modules), None)
+
+    def _check_rows(self, setup: Setup, steps: dict[str, Step]) -> None:
+        shared = [place.id for place in self.anatomy.places.values() if place.module in steps]
+        shared = [place for place in shared if self.anatomy.places[place].module in self.anatomy.not_norms]
+        if shared:
+            raise SetupError(f"{setup}: {shared[0]} acts on what all rows share, so they cannot differ there.")
+
+    # modules that stand alone: projections, norms, heads
+
+    def _at_module(self, setup: Setup, module: str, norm: Step | None = None) -> Step | None:
+        """What stands in for a module, then what is added to its output."""
+        places = [place for place in self.anatomy.places.values() if place.module == module]
+        steps = []
+        for place in places:
+            if not place.changes:
+                absent = Unchanged() if place.kind == "head" else HostNorm(self.host.get_submodule(module))
+                steps.append(self._stand_in(setup, place, absent))
+        if norm is not None and not any(steps):
+            steps.append(norm)
+        changing = [place for place in places if place.changes]
+        steps.append(self._change(setup, changing, lambda part: part))
+        return in_turn([step for step in steps if step is not None])
+
+    def _change(self, setup: Setup, places: list[Place], around: Around) -> Step | None:
+        if setup is None:
+            return None
+        if isinstance(setup, str | Fuse):
+            return in_turn(list(self._leaf_steps(setup, places, around)))
+        if isinstance(setup, Stack):
+            steps = [self._change(part, places, _inside(setup, at, around)) for at, part in enumerate(setup.parts)]
+            return in_turn([step for step in steps if step is not None])
+        return _branches(setup, lambda part: self._change(part, places, around), Unchanged())
+
+    def _leaf_steps(self, setup: str | Fuse, places: Iterable[Place], around: Around) -> Iterator[Step]:
+        inlay = self.inlay_named(name_in(setup))
+        for place in places:
+            module = inlay.part(place)
+            if module is None or (self.folded and place.projection is not None):
+                continue
+            norm = self._norm(around(setup), place)
+
+            def member(name: str, place: Place = place) -> tuple[nn.Module, Reads] | None:
+                return member_part(self.inlay_named(name), place, self.anatomy)
+
+            pinned = dict(setup.pinned) if isinstance(setup, Fuse) else {}
+            yield inlay.method.step(Spot(module, place, inlay.draw, norm, member, pinned))
+
+    def _norm(self, setup: Setup, place: Place) -> Step | None:
+        """The norm after a branch's sum as a setup has it."""
+        if place.norm is None:
+            return None
+        host_norm = HostNorm(self.host.get_submodule(place.norm))
+        return self._at_module(setup, place.norm, norm=host_norm)
+
+    # the ends of branches
+
+    def _along(self, setup: Setup, name: str, end: BranchEnd, around: Around, earliest: int) -> dict[int, Step]:
+        """The steps along a branch's end, by the position of the module they act at; none before `earliest`."""
+        if setup is None:
+            return {}
+        if isinstance(setup, str | Fuse):
+            found: dict[int, list[Step]] = {}
+            for place in self._places_along(name, end):
+                for step in self._leaf_steps(setup, [place], around):
+                    found.setdefault(self._position(setup, place, end, earliest), []).append(step)
+            return {at: step for at, steps in found.items() if (step := in_turn(steps)) is not None}
+        if isinstance(setup, Stack):
+            found = {}
+            for number, part in enumerate(setup.parts):
+                steps = self._along(part, name, end, _inside(setup, number, around), earliest)
+                for at, step in steps.items():
+                    found.setdefault(at, []).append(step)
+                earliest = max([earliest, *steps])
+            return {at: step for at, steps in found.items() if (step := in_turn(steps)) is not None}
+        each = {part: self._along(part, name, end, around, earliest) for part in dict.fromkeys(setup.parts)}
+        positions = sorted({at for steps in each.values() for at in steps})
+        if isinstance(setup, Average) and len(positions) > 1:
+            last = positions[-1]
+            each = {part: self._along(part, name, end, around, last) for part in each}
+            positions = [last]
+        made = {at: _branches(setup, lambda part, at=at: each[part].get(at), Unchanged()) for at in positions}  # type: ignore[misc]
+        return {at: step for at, step in made.items() if step is not None}
+
+    def _places_along(self, name: str, end: BranchEnd) -> list[Place]:
+        """A branch's places in the order in which one inlay's modules there act."""
+        places = [place for place in self.anatomy.places.values() if place.branch == name and place.changes]
+        kinds = ("bias", "head_bias")
+        return sorted(
+            places, key=lambda p: (end.at(p), p.projection is None, p.kind not in kinds, not p.kind.endswith(".raw"))
+        )
+
+    def _position(self, setup: str | Fuse, place: Place, end: BranchEnd, earliest: int) -> int:
+        own = end.at(place)
+        if earliest <= own:
+            return own
+        normed = [module for module in end.modules[own + 1 : earliest + 1] if module in end.norms]
+        if normed:
+            raise SetupError(
+                f"{name_in(setup)!r} acts at {place.id}, before {normed[0]}, and cannot act on what a part gave that "
+                f"acts after it. Put it before that part, or use Rows."
+            )
+        if place.projection is not None:
+            self.keeps.add(place.module)
+        return earliest
+
+    # stand-ins
+
+    def _stand_in(self, setup: Setup, place: Place, absent: Step) -> Step | None:
+        """In a Stack the uppermost part that owns the module stands in; elsewhere each part has its own."""
+        if setup is None:
+            return None
+        if isinstance(setup, str | Fuse):
+            module = self.inlay_named(name_in(setup)).part(place)
+            if isinstance(module, PooledHead):
+                return PooledStandIn(module)
+            return StandIn(module) if module is not None else None
+        if isinstance(setup, Stack):
+            upper: Step | None = None
+            for part in setup.parts:
+                upper = self._stand_in(part, place, upper or absent) or upper
+            return upper
+        if isinstance(setup, Average) and place.kind == "head":
+            owners = [step for part in setup.parts if (step := self._stand_in(part, place, absent)) is not None]
+            if len(owners) == 1:
+                return owners[0]
+        return _branches(setup, lambda part: self._stand_in(part, place, absent), absent)
+
+    def heads(self, setup: Setup) -> list[Head]:
+        """The own heads that stand in for the host's; several only under Rows."""
+        if setup is None:
+            return []
+        if isinstance(setup, str | Fuse):
+            head = self.inlay_named(name_in(setup)).head
+            return [head] if head is not None else []
+        found = [heads for part in setup.parts if (heads := self.heads(part))]
+        if isinstance(setup, Stack):
+            return found[-1] if found else []
+        flat = [head for heads in found for head in heads]
+        if isinstance(setup, Average) and len(flat) > 1:
+            if len(found) < len(setup.parts):
+                raise SetupError(
+                    f"{setup}: some parts have a head of their own and some have not. Give all or one of them a head."
+                )
+            if len({head.names for head in flat}) > 1:
+                raise SetupError(
+                    f"{setup}: its parts have heads with different labels, which have no mean. Use Rows, or one head."
+                )
+        return flat
+
+
+def member_part(inlay: Resident, place: Place, anatomy: Anatomy) -> tuple[nn.Module, Reads] | None:
+    """A member's module at a place and what it reads; before or after the dropout is the same to a fusion."""
+    for near in (place.id, f"{place.id}.raw", place.id.removesuffix(".raw")):
+        if near in anatomy.places and (part := inlay.part(anatomy.places[near])) is not None:
+            return part, inlay.method.reads_at(anatomy.places[near])
+    return None
+
+
+def name_in(setup: str | Fuse) -> str:
+    return setup.name if isinstance(setup, Fuse) else setup
+
+
+def _inside(stack: Stack, at: int, around: Around) -> Around:
+    """Around a part of a Stack: the Stack with what that part is to its rows."""
+    return lambda inner: around(stack.with_part(at, inner))
+
+
+def _branches(setup: Average | Rows, step_of: Callable[[Setup], Step | None], absent: Step) -> Step | None:
+    """The step of an Average or Rows from those of its parts; `absent` where a part does nothing."""
+    if isinstance(setup, Average):
+        steps = [step_of(part) for part in setup.parts]
+        if all(step is None for step in steps):
+            return None
+        return Mean(tuple(step or absent for step in steps), setup.weights)
+    groups: dict[Setup, list[int]] = {}
+    for row, part in enumerate(setup.parts):
+        groups.setdefault(part, []).append(row)
+    by_part = {part: step_of(part) for part in groups}
+    if all(step is None for step in by_part.values()):
+        return None
+    return ByRow(tuple(step or absent for step in by_part.values()), tuple(map(tuple, groups.values())))
