@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from inlay.anatomy.places import Branch, Family, Layers, Projection, Roles
@@ -99,6 +100,12 @@ FAMILIES: dict[str, Family] = {
     "xlm-roberta": _bert(),
     "electra": _bert(),
     "deberta-v2": _bert("query_proj", "key_proj", "value_proj", not_norms=("encoder.LayerNorm",)),
+    "deberta": replace(_bert(), stacks={"encoder": replace(
+        _bert().stacks["encoder"],
+        projections=_fused(
+            "attention.self.in_proj", "attention.output.dense", "intermediate.dense", "output.dense", per_head=True
+        ),
+    )}),
     "mpnet": Family({"encoder": Layers(
         "encoder.layer",
         Branch("attention.dropout", ("attention.attn", 0), "attention.LayerNorm", "attention.attn.o"),

@@ -69,8 +69,9 @@ class Layers:
     """A stack of layers: where its list is, and what is where in each layer."""
 
     path: str
-    attention: Branch
-    ffn: Branch
+    attention: Branch | None
+    """None in both branches: only projections and norms are known."""
+    ffn: Branch | None
     projections: Mapping[str, tuple[Projection, ...]] = field(default_factory=dict)
 
 
@@ -81,6 +82,8 @@ class Family:
     stacks: Mapping[str, Layers]
     not_norms: tuple[str, ...] = ()
     """Norms that do not act on the residual stream but on what all rows share, relative to the base model."""
+    no_branches: str = ""
+    """Why the branches of a family are not known, if they are not."""
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from inlay.anatomy.modules import norm_modules
+from inlay.anatomy.modules import last_word, norm_modules
 from inlay.anatomy.places import Branch, Family, Layers, Projection
 from inlay.errors import AnatomyError
 
 B, T, T_DECODER = 2, 5, 3
 """Rows and tokens of the dummy batch; a decoder has fewer, so that what comes from the encoder shows by its length."""
 FLAT = (B * T, B * T_DECODER)
-Change = Callable[[Tensor], Tensor]
+Rewrite = Callable[[Tensor], Tensor]
 Known = dict[str, dict[str, Branch]]
 
 
@@ -51,7 +51,37 @@ def probe(host: PreTrainedModel) -> Family:
     try:
         return _probe(host)
     except Unsure as unsure:
-        raise AnatomyError(_explain(host, str(unsure), unsure.known)) from unsure.__cause__
+        explained = _explain(host, str(unsure), unsure.known)
+        try:
+            return _without_branches(host, explained)
+        except Unsure:
+            raise AnatomyError(explained) from unsure.__cause__
+
+
+def _without_branches(host: PreTrainedModel, why: str) -> Family:
+    """Layers and attention projections alone: all that LoRA, trained biases and norms need."""
+    calls = _run(host)
+    stacks = {}
+    for name, path in _stacks(host, calls, whole=False).items():
+        inner = [call for call in calls if call.path.startswith(f"{path}.0.")]
+        linear = {
+            call.path.removeprefix(f"{path}.0."): call for call in inner if isinstance(call.module, nn.Linear | Conv1D)
+        }
+        stacks[name or "encoder"] = Layers(path, None, None, _named_projections(host, calls, f"{path}.0.", linear))
+    return Family(stacks, _not_norms(host, calls), no_branches=why)
+
+
+def _named_projections(
+    host: PreTrainedModel, calls: list[Call], layer: str, linear: Mapping[str, Call]
+) -> dict[str, tuple[Projection, ...]]:
+    """q, k, v and o where they prove right: o is the first linear map that reads what attention gave."""
+    first = {role: call for role, name in NAMES.items() for p, call in linear.items() if name.fullmatch(last_word(p))}
+    after = [p for p, call in linear.items() if first and call.start > max(c.end for c in first.values())]
+    for o in after[:1]:
+        found = _qkv(host, calls, layer, {p: call for p, call in linear.items() if p != o}, o)
+        if found:
+            return {role: (projection,) for role, projection in found.items()} | {"o": (Projection(o),)}
+    return {}
 
 
 def _probe(host: PreTrainedModel) -> Family:
@@ -80,8 +110,13 @@ def _probe(host: PreTrainedModel) -> Family:
         causal = torch.equal(before[:, :-1], after[:, :-1])  # another last token, and none before it noticed
         roles = _projections(host, calls, path, solved[path])
         stacks[name or ("decoder" if causal else "encoder")] = Layers(path, attention, ffn, roles)
-    on_rows = {call.path for call in calls if call.on_rows}  # not on rows: DeBERTa's norm of relative positions
-    return Family(stacks, tuple(path for path in norm_modules(host.base_model) if path not in on_rows))
+    return Family(stacks, _not_norms(host, calls))
+
+
+def _not_norms(host: PreTrainedModel, calls: list[Call]) -> tuple[str, ...]:
+    """Norms that see no rows of the batch: DeBERTa's norm of relative positions."""
+    on_rows = {call.path for call in calls if call.on_rows}
+    return tuple(path for path in norm_modules(host.base_model) if path not in on_rows)
 
 
 # ── running ──
@@ -114,7 +149,7 @@ class Enough(Exception):
 
 
 def _run(
-    host: PreTrainedModel, changes: Mapping[str, Change] | None = None, last: int = 0, until: str = ""
+    host: PreTrainedModel, changes: Mapping[str, Rewrite] | None = None, last: int = 0, until: str = ""
 ) -> list[Call]:
     """Run a twin of the base model, up to a module, and record every call.
 
@@ -221,8 +256,11 @@ def _lists(host: PreTrainedModel) -> dict[str, nn.ModuleList]:
     return {path: layers for path, layers in lists.items() if len({type(layer) for layer in layers}) == 1}
 
 
-def _stacks(host: PreTrainedModel, calls: list[Call]) -> dict[str, str]:
-    """The path of each stack of layers, by name; the name of an only stack is not known yet."""
+def _stacks(host: PreTrainedModel, calls: list[Call], whole: bool = True) -> dict[str, str]:
+    """The path of each stack of layers, by name; the name of an only stack is not known yet.
+
+    whole: its layers have to take and give hidden states, as is needed to follow the residual stream.
+    """
     count = Counter(call.path for call in calls)
     size = {p: len(layers) for p, layers in _lists(host).items() if all(count[f"{p}.{i}"] for i in range(len(layers)))}
     width = host.config.get_text_config().hidden_size
@@ -241,7 +279,7 @@ def _stacks(host: PreTrainedModel, calls: list[Call]) -> dict[str, str]:
                 f"its layers apart. Hosts whose layers have their own weights work, such as bert or electra."
             )
         layer = _first(calls, f"{path}.0")
-        if any(x is None or x.shape[-1] != width for x in (*layer.inputs[:1], layer.output)):
+        if whole and any(x is None or x.shape[-1] != width for x in (*layer.inputs[:1], layer.output)):
             raise Unsure(f"the layers of {path} do not take and give hidden states (rows, tokens, {width})", {path: {}})
     return stacks
 
@@ -430,7 +468,7 @@ def _qkv(
     host: PreTrainedModel, calls: list[Call], layer: str, linear: Mapping[str, Call], o: str
 ) -> dict[str, Projection]:
     """The first guess that proves right: by names, or three parts of one map, one after the other or head by head."""
-    named = {r: Projection(p) for r, name in NAMES.items() for p in linear if name.fullmatch(p.rpartition(".")[2])}
+    named = {r: Projection(p) for r, name in NAMES.items() for p in linear if name.fullmatch(last_word(p))}
     guesses = [named] if len(named) == 3 else []
     for path, call in linear.items() if not named else ():
         x, y = call.inputs[0], call.output

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from inlay.anatomy import families
 from inlay.anatomy.modules import biased_modules, has_module, head_modules, inside, last_word, name_of, norm_modules
-from inlay.anatomy.places import BranchEnd, Family, Layers, Place, Projection
+from inlay.anatomy.places import Branch, BranchEnd, Family, Layers, Place, Projection
 from inlay.anatomy.probe import probe
 from inlay.errors import AnatomyError
 
@@ -55,11 +55,14 @@ class Anatomy:
 
     branches: dict[str, BranchEnd]
     """Where each branch ends, by its id: `encoder.3.ffn`."""
+    no_branches: str
+    """Why no method can act at the branches of this host; empty where they can."""
 
     def __init__(self, host: PreTrainedModel) -> None:
         family = family_of(host)
         config = host.config.get_text_config()
         self.family, self.width = config.model_type, config.hidden_size
+        self.no_branches = family.no_branches
         self.embeddings = name_of(host, host.get_input_embeddings())
         self.base = name_of(host, host.base_model)
         self.head = head_modules(host, self.base)
@@ -134,9 +137,11 @@ class Anatomy:
     def of_kind(self, *kinds: str) -> Iterator[Place]:
         return (place for place in self.places.values() if place.kind in kinds)
 
-    def at(self, kind: str, module: str) -> Place | None:
-        """The place of that kind at a module."""
-        return next((place for place in self.of_kind(kind) if place.module == module), None)
+    def branch_places(self, *kinds: str) -> list[Place]:
+        """Places at branches; AnatomyError where this host's branches are not known."""
+        if self.no_branches:
+            raise AnatomyError(self.no_branches)
+        return list(self.of_kind(*kinds))
 
     def check_layers(self, names: Iterator[int | str] | tuple[int | str, ...]) -> None:
         """Refuse a layer that does not exist. 3 is layer 3 of every stack, 'decoder.3' that of one."""
@@ -152,10 +157,15 @@ LAST_PROJECTION = {"attention": "o", "ffn": "ffn_out"}
 """The projection that a branch ends in."""
 
 
+def _known_branches(layers: Layers) -> list[tuple[str, Branch]]:
+    both = (("attention", layers.attention), ("ffn", layers.ffn))
+    return [(kind, branch) for kind, branch in both if branch is not None]
+
+
 def _branch_ends(host: PreTrainedModel, layer: str, prefix: str, layers: Layers) -> dict[str, BranchEnd]:
     """The modules at the end of both branches of a layer, each once, in the order in which they run."""
     found = {}
-    for kind, branch in (("attention", layers.attention), ("ffn", layers.ffn)):
+    for kind, branch in _known_branches(layers):
         last = layers.projections.get(LAST_PROJECTION[kind], ())
         there = [p.path for p in last if p.parts == 1 and has_module(host, f"{prefix}.{p.path}")]
         names = [*(there if len(there) == 1 else []), branch.raw or branch.output, branch.output]
@@ -179,7 +189,7 @@ def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, la
             d_in=d_in, d_out=d_out,
         )  # fmt: skip
 
-    for kind, branch in (("attention", layers.attention), ("ffn", layers.ffn)):
+    for kind, branch in _known_branches(layers):
         for suffix, module in (("", branch.output), (".raw", branch.raw or branch.output)):
             yield Place(
                 f"{stack}.{index}.{kind}{suffix}", kind + suffix, at(module), stack, index,

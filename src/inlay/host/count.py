@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from inlay.anatomy.survey import Anatomy
+from inlay.errors import ConfigError
 from inlay.host.heads import Head
 from inlay.host.registry import ATTRIBUTE, Inlay, Inlays, id_of
 from inlay.host.verbs import bare
@@ -67,21 +68,28 @@ class Count:
 
 
 def count(
-    host: nn.Module | PreTrainedConfig, method: Method, *, head: Head | None = None, norms: bool | None = None
+    host: nn.Module | PreTrainedConfig, method: Method, *, head: Head | None = None, norms: bool | None = None,
+    model: type[Any] | None = None,
 ) -> Count:  # fmt: skip
-    """Trainable parameters of an inlay on a host, or on a host that only its config describes."""
-    model = _without_weights(host, head) if isinstance(host, PreTrainedConfig) else bare(host)
-    known: Inlays | None = getattr(model, ATTRIBUTE, None)
-    anatomy = known.anatomy if known is not None else Anatomy(model)
+    """Trainable parameters of an inlay on a host, or on a host that only its config describes.
+
+    model: the class that a config stands for, such as AutoModelForSequenceClassification; it decides about methods that
+           reach into the head or a pooler, as BitFit does. Without it the base model, or a classifier if a head is given.
+    """
+    if model is not None and not isinstance(host, PreTrainedConfig):
+        raise ConfigError("model says what class a config stands for; a host has its class already. Leave it out.")
+    counted = _without_weights(host, head, model) if isinstance(host, PreTrainedConfig) else bare(host)
+    known: Inlays | None = getattr(counted, ATTRIBUTE, None)
+    anatomy = known.anatomy if known is not None else Anatomy(counted)
     with torch.random.fork_rng(devices=[]):  # counting takes nothing from the run's random numbers
-        inlay = Inlay("count", method, head, method.trains_norms if norms is None else norms).fill(model, anatomy)
+        inlay = Inlay("count", method, head, method.owns_norms() if norms is None else norms).fill(counted, anatomy)
     by_site: Counter[str] = Counter()
     for key, part in inlay.parts.items():
         by_site[anatomy.places[id_of(key)].kind.removesuffix(".raw")] += _size(part)
     if any(True for _ in inlay.shared.parameters()):
         by_site["shared"] = _size(inlay.shared)
     ours = {id(p) for p in known.parameters()} if known is not None else set()
-    size = sum(p.numel() for p in model.parameters() if id(p) not in ours)
+    size = sum(p.numel() for p in counted.parameters() if id(p) not in ours)
     stored = sum(t.numel() * t.element_size() for t in inlay.tensors().values())
     places = [place for i in inlay.place_ids() if (place := anatomy.places[i]).changes]
     return Count(sum(by_site.values()), size, dict(by_site), stored, method.closed_form(places))
@@ -91,7 +99,13 @@ def _size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-def _without_weights(config: PreTrainedConfig, head: Head | None) -> PreTrainedModel:
-    kind = transformers.AutoModel if head is None else transformers.AutoModelForSequenceClassification
+def _without_weights(config: PreTrainedConfig, head: Head | None, model: type[Any] | None) -> PreTrainedModel:
+    usual = transformers.AutoModel if head is None else transformers.AutoModelForSequenceClassification
+    kind: Any = model or usual
     with torch.device("meta"):
-        return kind.from_config(config)
+        made = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+    if not isinstance(made, PreTrainedModel):
+        raise ConfigError(
+            f"model is a class of transformers, such as AutoModelForSequenceClassification, not {kind!r}."
+        )
+    return made

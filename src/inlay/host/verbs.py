@@ -31,7 +31,7 @@ def add(host: nn.Module, name: str, method: Method, *, head: Head | None = None,
     if not isinstance(method, Method):
         raise SetupError(f"a method is an object such as inlay.Pfeiffer(reduction=16), got {method!r}")
     with newcomer(model) as inlays:
-        inlay = Inlay(name, method, head, method.trains_norms if norms is None else norms).fill(model, inlays.anatomy)
+        inlay = Inlay(name, method, head, method.owns_norms() if norms is None else norms).fill(model, inlays.anatomy)
         inlay.check_head(inlays.anatomy)
         if not inlay.parts:
             raise SetupError(f"{method!r} has no place in {type(model).__name__}")

@@ -46,7 +46,7 @@ class Method(Config):
     kind: ClassVar[str]
     """The method's name in files and on the command line."""
     trains_norms: ClassVar[bool] = False
-    """Whether an inlay of this method owns a copy of the host's norms unless told otherwise."""
+    """Whether its paper trains the host's norms too; see `owns_norms`."""
     rate: ClassVar[float] = 1e-4
     """Its paper's learning rate on encoders."""
     text_rate: ClassVar[float | None] = None
@@ -73,6 +73,10 @@ class Method(Config):
         raise NotImplementedError
 
     # what some methods say
+
+    def owns_norms(self) -> bool:
+        """Whether an inlay of this method owns a copy of the host's norms unless told otherwise."""
+        return self.trains_norms
 
     def make_shared(self) -> nn.Module:
         """Parameters that all modules of one inlay have in common."""

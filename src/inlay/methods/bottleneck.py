@@ -157,7 +157,7 @@ class Bottleneck(Method):
         if self.drop_first > deepest:
             raise ConfigError(f"drop_first is {self.drop_first}, but the host has {deepest} layers")
         suffix = ".raw" if self.before_dropout else ""
-        for place in anatomy.of_kind(*(site + suffix for site in self.sites)):
+        for place in anatomy.branch_places(*(site + suffix for site in self.sites)):
             if in_layers(place, self.leave_out) is None:
                 yield place
 

@@ -115,6 +115,9 @@ class Mixture(Method):
     def make_draw(self, parts: nn.Module) -> Draw:
         return Doubling(alternatives(parts), self.method.make_draw(parts))
 
+    def owns_norms(self) -> bool:
+        return bool(self.method.owns_norms())
+
     def compared_passes(self) -> int:
         return 2 if self.modules > 1 else 1
 
@@ -129,8 +132,7 @@ class Mixture(Method):
                 for other in maps[1:]:
                     if hasattr(other, "borrow"):  # a rule of its own is the first one's
                         other.borrow(maps[0])
-                if self.share == "down":
-                    set_apart(maps)
+                set_apart(maps)
                 setattr(made[0], projection, Alternatives(maps))
         return made[0]
 
@@ -169,9 +171,9 @@ def doubled(draws: Iterable[Draw], passes: int) -> Iterator[None]:
 
 
 def set_apart(maps: list[nn.Module], std: float = 1e-3) -> None:
-    """Let maps that may all start at zero differ a little, and leave their mean where it is."""
+    """Let maps that start alike, as LoRA's zeros do, differ a little, and leave their mean where it is."""
     weights = [m.weight for m in maps if isinstance(m, nn.Linear)]
-    if weights:
+    if weights and not weights[0].is_meta and all(torch.equal(weights[0], other) for other in weights[1:]):
         noise = torch.stack([torch.randn_like(weight) for weight in weights]) * std
         with torch.no_grad():
             for weight, own in zip(weights, noise - noise.mean(0), strict=True):
