@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -51,10 +52,10 @@ def check() -> None:
     print(f"{len(found)} packages, as in constraints.txt")
 
 
-def report() -> list[dict]:
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+def report(*wanted: str, **settings: str) -> list[dict]:
+    """What pip would install, each with its file and hash. Nothing is installed."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "report.json")
+        file = str(Path(folder, "report.json"))
         words = [
             "--dry-run",
             "--ignore-installed",
@@ -62,10 +63,27 @@ def report() -> list[dict]:
             "--constraint",
             str(ROOT / "constraints.txt"),
         ]
-        subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", *words, "--report", file, *wanted], check=True
-        )
-        return json.loads(file.read_text(encoding="utf-8"))["install"]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", *words, "--report", file, *wanted]
+        subprocess.run(command, check=True, env=os.environ | settings)
+        return json.loads(Path(file).read_text(encoding="utf-8"))["install"]
+
+
+def files() -> list[dict]:
+    """The files of the package index itself. A copy of this machine's own might be another build with another hash."""
+    direct = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    found = [(canonical(item["metadata"]["name"]), item["metadata"]["version"]) for item in report(*direct)]
+    pins = [f"{name}=={version}" for name, version in found if name not in LEFT_OUT]
+    no_copies = {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "",
+        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_NO_CACHE_DIR": "1",
+    }
+    items = report("--no-deps", *pins, **no_copies)
+    local = [item["metadata"]["name"] for item in items if not item["download_info"]["url"].startswith("https:")]
+    if local:
+        sys.exit(f"not from the package index: {', '.join(local)}")
+    return items
 
 
 def main() -> None:
@@ -74,11 +92,10 @@ def main() -> None:
     if parser.parse_args().check:
         return check()
     lines = []
-    for item in sorted(report(), key=lambda item: canonical(item["metadata"]["name"])):
+    for item in sorted(files(), key=lambda item: canonical(item["metadata"]["name"])):
         name, version = item["metadata"]["name"], item["metadata"]["version"]
-        if canonical(name) not in LEFT_OUT:
-            digest = item["download_info"]["archive_info"]["hashes"]["sha256"]
-            lines.append(f"{name}=={version} \\\n    --hash=sha256:{digest}\n")
+        digest = item["download_info"]["archive_info"]["hashes"]["sha256"]
+        lines.append(f"{name}=={version} \\\n    --hash=sha256:{digest}\n")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     header = HEADER.format(python=python, platform=sys.platform, torch=constraints()["torch"])
     LOCK.write_text(header + "".join(lines), encoding="utf-8")
