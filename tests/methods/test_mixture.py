@@ -546,3 +546,19 @@ def test_bad_input() -> None:
     inlay.add_fusion(host, "f", ["mix", "plain"])
     inlay.activate(host, "f")
     logits(host)
+
+
+@pytest.mark.parametrize("share", ["up", "down", None])
+def test_the_modules_of_a_lora_mixture_start_apart(share: str | None) -> None:
+    """B starts at zero in a LoRA: M of them would learn the same from the same rows; their mean is still zero."""
+    host = classifier()
+    bare = logits(host)
+    inlay.add(host, "mix", inlay.Mixture(inlay.LoRA(rank=2), modules=3, share=share))
+    choices = alternatives(host.inlays["mix"])
+    assert choices
+    for choice in choices:
+        first, second, third = (m.weight for m in choice.maps)
+        assert not torch.equal(first, second)
+        assert not torch.equal(second, third)
+    inlay.activate(host, "mix")
+    torch.testing.assert_close(logits(host), bare, atol=1e-5, rtol=1e-4)

@@ -71,6 +71,11 @@ class Pack:
     order: tuple[int, ...]
     """The member that each column of the scores belongs to."""
 
+    @property
+    def parts(self) -> list[int]:
+        """How many rows of R belong to each block, and how many are biases."""
+        return [*(block.count * block.size for block in self.blocks), len(self.order)]
+
 
 def pack(forms: Sequence[BottleneckForm | None], width: int, like: Tensor) -> Pack:
     """Members by block. None is a member without a module here: it adds nothing, z = 0, and so scores 0."""
@@ -144,7 +149,7 @@ class FusionLayer(nn.Module):
                 self.value.weight.fill_diagonal_(1.0)
 
     def premultiply(self, rows: Tensor, keys: str = "folded", values: str = "folded") -> Premultiplied:
-        """The products that do not depend on the input, in the orders named; those of the scores in single precision."""
+        """The products that do not depend on the input, in the orders named, in single precision at least."""
         made: dict[str, Tensor] = {}
         with in_single_precision(rows):
             if keys != "direct":
@@ -154,9 +159,7 @@ class FusionLayer(nn.Module):
                 names = ("keys", "key_bias") if keys == "folded" else ("product", "product_bias")
                 made |= zip(names, (left @ exact(self.query.weight), left @ exact(self.query.bias)), strict=True)
             if values == "folded":
-                made["values"] = (
-                    rows if self.value is None else F.linear(exact(rows), exact(self.value.weight)).to(rows.dtype)
-                )
+                made["values"] = exact(rows) if self.value is None else F.linear(exact(rows), exact(self.value.weight))
         return Premultiplied(**made)
 
     def asked(self, x: Tensor, rows: Tensor, made: Premultiplied, parts: list[int]) -> tuple[Tensor, ...]:
@@ -173,35 +176,39 @@ class FusionLayer(nn.Module):
             k, same = q @ exact(self.key.weight), (q @ exact(self.key.bias)).unsqueeze(-1)
         return *F.linear(k, exact(rows)).split(parts, -1), same
 
-    def weigh(
-        self, x: Tensor, acts: Sequence[Tensor], packed: Pack, made: Premultiplied, choose: Choose
-    ) -> Tensor:  # fmt: skip
-        """The weights (…, N) in block order, in single precision at least: a softmax over rounded scores is another."""
-        members = len(packed.order)
-        with in_single_precision(x):
-            parts = [*(block.count * block.size for block in packed.blocks), members]
-            *asked, biases, same = self.asked(exact(x), packed.rows, made, parts)
-            scores = [(exact(a) * g.unflatten(-1, a.shape[-2:])).sum(-1) for a, g in zip(acts, asked, strict=True)]
-            score = torch.cat(scores, -1) if scores else biases[..., :0]
-            if members > score.shape[-1]:  # who has no module here scores nothing
-                score = F.pad(score, (0, members - score.shape[-1]))
-            return choose(score + biases + same)
-
     def forward(
         self, x: Tensor, read: Callable[[Reads, bool], Tensor], packed: Pack, made: Premultiplied, choose: Choose
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The mixed change (…, D) and the weights (…, N) in block order."""
-        blocks, members = packed.blocks, len(packed.order)
-        parts = [*(block.count * block.size for block in blocks), members]
-        acts = [block.act(read(block.reads, block.standardised)) for block in blocks]  # (…, count, b)
-        weights = self.weigh(x, acts, packed, made, choose)
-        p = weights.to(packed.rows.dtype)
-        *ups, up_biases = (packed.rows if made.values is None else made.values).split(parts)
-        shares = p.split([*(block.count for block in blocks), members - sum(block.count for block in blocks)], -1)
-        mixed = p @ up_biases
+        """The mixed change (…, D) and the weights (…, N) in block order.
+
+        The members' own activations are in the host's dtype, all else in single precision at least: a softmax over
+        rounded scores is another one, and products that are rounded twice are worse than those of the plain equations.
+        """
+        acts = [block.act(read(block.reads, block.standardised)) for block in packed.blocks]  # (…, count, b)
+        with in_single_precision(x):
+            acts = [exact(a) for a in acts]
+            weights = choose(self.scores(exact(x), acts, packed, made))
+            return self.mixed(acts, weights, packed, made), weights
+
+    def scores(self, x: Tensor, acts: Sequence[Tensor], packed: Pack, made: Premultiplied) -> Tensor:
+        """q·K z_n of every member (…, N)."""
+        members = len(packed.order)
+        *asked, biases, same = self.asked(x, packed.rows, made, packed.parts)
+        scores = [(a * g.unflatten(-1, a.shape[-2:])).sum(-1) for a, g in zip(acts, asked, strict=True)]
+        score = torch.cat(scores, -1) if scores else biases[..., :0]
+        if members > score.shape[-1]:  # who has no module here scores nothing
+            score = F.pad(score, (0, members - score.shape[-1]))
+        return score + biases + same
+
+    def mixed(self, acts: Sequence[Tensor], weights: Tensor, packed: Pack, made: Premultiplied) -> Tensor:
+        """Σ_n p_n V z_n (…, D)."""
+        counts = [block.count for block in packed.blocks]
+        *ups, up_biases = (exact(packed.rows) if made.values is None else made.values).split(packed.parts)
+        shares = weights.split([*counts, len(packed.order) - sum(counts)], -1)
+        mixed = weights @ up_biases
         for a, share, up in zip(acts, shares[: len(acts)], ups, strict=True):
             mixed = mixed + (a * share.unsqueeze(-1)).flatten(-2) @ up
-        return mixed if made.values is not None or self.value is None else self.value(mixed), weights
+        return mixed if made.values is not None or self.value is None else F.linear(mixed, exact(self.value.weight))
 
     def penalty(self) -> Tensor:
         """‖I − V‖², the pull of V towards its start."""
