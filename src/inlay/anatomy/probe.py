@@ -80,7 +80,8 @@ def _named_projections(
     for o in after[:1]:
         found = _qkv(host, calls, layer, {p: call for p, call in linear.items() if p != o}, o)
         if found:
-            return {role: (projection,) for role, projection in found.items()} | {"o": (Projection(o),)}
+            roles: dict[str, tuple[Projection, ...]] = {role: (projection,) for role, projection in found.items()}
+            return roles | {"o": (Projection(o),)}
     return {}
 
 

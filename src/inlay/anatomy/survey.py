@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -142,6 +142,12 @@ class Anatomy:
         if self.no_branches:
             raise AnatomyError(self.no_branches)
         return list(self.of_kind(*kinds))
+
+    def layers_without(self, places: Iterable[Place]) -> tuple[str, ...]:
+        """The layers in which none of these places is: 'encoder.0', 'decoder.3' …"""
+        there = {f"{place.stack}.{place.layer}" for place in places}
+        layers = [f"{stack}.{i}" for stack, depth in self.depth.items() for i in range(depth)]
+        return tuple(layer for layer in layers if layer not in there)
 
     def check_layers(self, names: Iterator[int | str] | tuple[int | str, ...]) -> None:
         """Refuse a layer that does not exist. 3 is layer 3 of every stack, 'decoder.3' that of one."""

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.compose.attention import fusion_activations
 from inlay.errors import SetupError
@@ -38,6 +37,20 @@ def collapse(host: nn.Module, fusion: str, batches: Iterable[Mapping[str, Any]],
     method = as_fusion(fusion, old.method)
     seen = fusion_activations(model, fusion, batches)
     forms = {site: found for site in method.sites if (found := _forms(inlays, method, site))}
+    inlay = Inlay(name, _wide(fusion, forms, inlays.anatomy), old.head, old.norms).fill(model, inlays.anatomy)
+    if set(inlay.place_ids()) - {p.id for p in inlays.anatomy.of_kind("norm", "head")} != set(forms):
+        raise SetupError(f"{fusion!r} acts at different branches in different layers, which no plain method does")
+    with torch.no_grad():
+        for site, found in forms.items():
+            _copy_mean(inlay.parts[key_of(site)], old.parts[key_of(site)], found, seen.by_member(site))
+    inlay.start_like(old, inlays.anatomy.of_kind("norm", "head"))
+    inlays.admit(model, inlay)
+    accuracy = {setup: labelled_accuracy(model, setup, batches) for setup in (fusion, name)}
+    return Collapse(name, {site: seen.by_member(site) for site in method.sites}, accuracy[fusion], accuracy[name])
+
+
+def _wide(fusion: str, forms: Mapping[str, Mapping[str, BottleneckForm]], anatomy: Anatomy) -> Wide:
+    """The method of one bottleneck that is as wide as all members together."""
     kinds = {(form.reads, form.standardised, form.activation) for found in forms.values() for form in found.values()}
     if len(kinds) != 1:
         alike = "; ".join(sorted(f"{reads} through {activation}" for reads, _, activation in kinds))
@@ -45,32 +58,17 @@ def collapse(host: nn.Module, fusion: str, batches: Iterable[Mapping[str, Any]],
     reads, standardised, activation = kinds.pop()
     if reads == "input" or standardised:
         raise SetupError(f"{fusion!r} cannot be one bottleneck: its members are LoRA or have norms of their own.")
-    places = {site: inlays.anatomy.places[site] for site in forms}
-    size: dict[str, int] = {"default": 1}
-    for site, found in forms.items():
-        size[site] = sum(form.down.shape[0] for form in found.values())
+    places = [anatomy.places[site] for site in forms]
+    sizes = {site: sum(form.down.shape[0] for form in found.values()) for site, found in forms.items()}
     settings: dict[str, Any] = {
         "reads": reads,
         "activation": activation,
-        "sites": tuple(dict.fromkeys(place.kind.removesuffix(".raw") for place in places.values())),
-        "size": size,
-        "before_dropout": all(place.kind.endswith(".raw") for place in places.values()),
-        "leave_out": _missing_layers(inlays.anatomy, places.values()),
+        "sites": tuple(dict.fromkeys(place.kind.removesuffix(".raw") for place in places)),
+        "size": {"default": 1} | sizes,
+        "before_dropout": all(place.kind.endswith(".raw") for place in places),
+        "leave_out": anatomy.layers_without(places),
     }
-    wide = Wide(**settings)
-    inlay = Inlay(name, wide, old.head, old.norms).fill(model, inlays.anatomy)
-    if set(inlay.place_ids()) - {p.id for p in inlays.anatomy.of_kind("norm", "head")} != set(forms):
-        raise SetupError(f"{fusion!r} acts at different branches in different layers, which no plain method does")
-    with torch.no_grad():
-        for site, found in forms.items():
-            _pour_mean(inlay.parts[key_of(site)], old.parts[key_of(site)], found, seen.by_member(site))
-        for place in inlays.anatomy.of_kind("norm", "head"):
-            mine, theirs = inlay.part(place), old.part(place)
-            if mine is not None and theirs is not None:
-                mine.load_state_dict(theirs.state_dict())
-    inlays.admit(model, inlay)
-    accuracy = {setup: labelled_accuracy(model, setup, batches) for setup in (fusion, name)}
-    return Collapse(name, {site: seen.by_member(site) for site in method.sites}, accuracy[fusion], accuracy[name])
+    return Wide(**settings)
 
 
 def _forms(inlays: Inlays, method: Fusion, site: str) -> dict[str, BottleneckForm]:
@@ -78,14 +76,7 @@ def _forms(inlays: Inlays, method: Fusion, site: str) -> dict[str, BottleneckFor
     return {m: part[0].form(part[1]) for m, part in parts.items() if part is not None}  # type: ignore[operator]
 
 
-def _missing_layers(anatomy: Anatomy, places: Iterable[Place]) -> tuple[str, ...]:
-    there = {f"{place.stack}.{place.layer}" for place in places}
-    return tuple(
-        f"{stack}.{i}" for stack, depth in anatomy.depth.items() for i in range(depth) if f"{stack}.{i}" not in there
-    )
-
-
-def _pour_mean(adapter: Any, layer: Any, forms: Mapping[str, BottleneckForm], weights: Mapping[str, float]) -> None:
+def _copy_mean(adapter: Any, layer: Any, forms: Mapping[str, BottleneckForm], weights: Mapping[str, float]) -> None:
     """Σ_n p_n V z_n with p fixed: all downs below each other, all ups times p_n V beside each other."""
     adapter.down.weight.copy_(torch.cat([form.down for form in forms.values()]))
     adapter.down.bias.copy_(torch.cat([form.down_bias for form in forms.values()]))

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from inlay.compose.attention import evaluating
 from inlay.errors import ConfigError
-from inlay.host.verbs import activated, inlays_of
+from inlay.host.verbs import activated, evaluating, inlays_of
 from inlay.methods.mixture import Routing, alternatives, as_mixture
 
 

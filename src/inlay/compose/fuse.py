@@ -36,40 +36,35 @@ def add_fusion(
     """
     model, inlays = bare(host), inlays_of(host)
     free_name(model, name)
+    members = _checked_members(inlays, members, subset)
+    method = Fusion(
+        members=members, sites=tuple(_common_places(inlays, members, tuple(leave_out))), query=query, value=value,
+        temperature=temperature, dropout=dropout, strength=strength, subset=subset,
+    )  # fmt: skip
+    start = _target(inlays, members, target)
+    owners = [member for member in members if inlays[member].norms]
+    if owners and not norms:
+        warnings.warn(
+            f"{', '.join(owners)}: own norms do not act inside a fusion. "
+            f"norms=True gives the fusion a copy of the target's.",
+            stacklevel=2,
+        )
+    inlay = Inlay(name, method, head or start.head, norms).fill(model, inlays.anatomy)
+    inlay.start_like(start, inlays.anatomy.of_kind("norm", *(["head"] if head is None else [])))
+    inlays.admit(model, inlay)
+
+
+def _checked_members(inlays: Inlays, members: Sequence[str], subset: int | None) -> tuple[str, ...]:
     members = (members,) if isinstance(members, str) else tuple(members)
     for member in members:
         if not isinstance(member, str):
             raise ConfigError(f"members is a list of names, got {member!r} in it")
     if not members:
         raise ConfigError("a fusion needs at least one member")
-    inlays.check_members(members)
-    sites = tuple(_common_places(inlays, members, tuple(leave_out)))
-    method = Fusion(
-        members=members,
-        sites=sites,
-        query=query,
-        value=value,
-        temperature=temperature,
-        dropout=dropout,
-        strength=strength,
-        subset=subset,
-    )
     if subset is not None and subset > len(members):
         raise ConfigError(f"subset is {subset}, but there are {len(members)} members")
-    start = _target(inlays, members, target)
-    if not norms and any(inlays[member].norms for member in members):
-        owners = ", ".join(member for member in members if inlays[member].norms)
-        warnings.warn(
-            f"{owners}: own norms do not act inside a fusion. norms=True gives the fusion a copy of the target's.",
-            stacklevel=2,
-        )
-    inlay = Inlay(name, method, head or start.head, norms).fill(model, inlays.anatomy)
-    kinds = (["norm"] if norms else []) + (["head"] if head is None else [])
-    for place in inlays.anatomy.of_kind(*kinds) if kinds else ():
-        mine, theirs = inlay.part(place), start.part(place)
-        if mine is not None and theirs is not None:
-            mine.load_state_dict(theirs.state_dict())
-    inlays.admit(model, inlay)
+    inlays.check_members(members)
+    return members
 
 
 def _common_places(inlays: Inlays, members: tuple[str, ...], leave_out: tuple[Layer, ...]) -> list[str]:

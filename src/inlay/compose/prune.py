@@ -11,7 +11,7 @@ from inlay.compose.attention import FusionActivations
 from inlay.errors import ConfigError, SetupError
 from inlay.host.registry import Inlay, Inlays, key_of
 from inlay.host.verbs import bare, free_name, inlays_of
-from inlay.methods.fusion import as_fusion
+from inlay.methods.fusion import Fusion, as_fusion
 
 
 def prune(
@@ -23,30 +23,8 @@ def prune(
     free_name(model, name)
     old = inlays[fusion]
     method = as_fusion(fusion, old.method)
-    if (keep is None) == (threshold is None):
-        raise ConfigError("prune by one of keep=<members> and threshold=<mean weight>")
-    if keep is not None and not 1 <= keep <= len(method.members):
-        raise ConfigError(f"keep is {keep}, but {fusion!r} has {len(method.members)} members; keep at least 1 of them")
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise ConfigError(f"a threshold is a mean weight from 0 to 1, got {threshold}")
-    if activations.members != method.members or tuple(activations.mean) != method.sites:
-        raise SetupError(f"these activations are not of {fusion!r}")
-
-    def most(weights: Mapping[str, float]) -> tuple[str, ...]:
-        ranked = sorted(weights, key=lambda m: -weights[m])
-        kept = (
-            ranked[:keep] if keep is not None else [m for m in ranked if weights[m] >= (threshold or 0)] or ranked[:1]
-        )
-        return tuple(m for m in method.members if m in kept)
-
-    if per_layer:
-        kept = {
-            site: most({m: w for m, w in activations.by_member(site).items() if m in method.at(site)})
-            for site in method.sites
-        }
-    else:
-        best = most(activations.overall())
-        kept = {site: tuple(m for m in method.at(site) if m in best) for site in method.sites}
+    _check(fusion, method, activations, keep, threshold)
+    kept = _kept(method, activations, keep, threshold, per_layer)
     kept = {site: left for site, left in kept.items() if _acts(inlays, left, site)}
     if not kept:
         raise SetupError(f"nothing of {fusion!r} would be left: the most active members have no module anywhere")
@@ -62,6 +40,38 @@ def prune(
     new.parts = nn.ModuleDict({key: copy.deepcopy(part) for key, part in old.parts.items() if key not in gone})
     new.take_method(smaller)
     inlays.admit(model, new)
+
+
+def _check(
+    fusion: str, method: Fusion, activations: FusionActivations, keep: int | None, threshold: float | None
+) -> None:
+    if (keep is None) == (threshold is None):
+        raise ConfigError("prune by one of keep=<members> and threshold=<mean weight>")
+    if keep is not None and not 1 <= keep <= len(method.members):
+        raise ConfigError(f"keep is {keep}, but {fusion!r} has {len(method.members)} members; keep at least 1 of them")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ConfigError(f"a threshold is a mean weight from 0 to 1, got {threshold}")
+    if activations.members != method.members or tuple(activations.mean) != method.sites:
+        raise SetupError(f"these activations are not of {fusion!r}")
+
+
+def _kept(
+    method: Fusion, activations: FusionActivations, keep: int | None, threshold: float | None, per_layer: bool
+) -> dict[str, tuple[str, ...]]:
+    """Place to the members that are left there."""
+
+    def most(weights: Mapping[str, float]) -> tuple[str, ...]:
+        ranked = sorted(weights, key=lambda m: -weights[m])
+        above = [m for m in ranked if weights[m] >= (threshold or 0)] or ranked[:1]
+        return tuple(m for m in method.members if m in (ranked[:keep] if keep is not None else above))
+
+    if not per_layer:
+        best = most(activations.overall())
+        return {site: tuple(m for m in method.at(site) if m in best) for site in method.sites}
+    return {
+        site: most({m: w for m, w in activations.by_member(site).items() if m in method.at(site)})
+        for site in method.sites
+    }
 
 
 def _acts(inlays: Inlays, members: Iterable[str], site: str) -> bool:

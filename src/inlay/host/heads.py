@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
+from inlay.anatomy.modules import last_linear
 from inlay.anatomy.survey import Anatomy
 from inlay.config import Config
 from inlay.errors import ConfigError, nearest
@@ -28,7 +29,8 @@ Problem = Literal["single_label_classification", "multi_label_classification", "
 class Head(Config):
     """A head that acts only while its inlay is active.
 
-    As long, the host's config shows its labels, for losses and pipelines: activate None before `host.save_pretrained`.
+    While it is, the host's config shows its labels, for losses and pipelines: activate None before
+    `host.save_pretrained`.
     """
 
     labels: int | tuple[str, ...] | None = None
@@ -169,12 +171,12 @@ def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str,
 
 
 def _last_linear(module: nn.Module, kind: str) -> tuple[str, nn.Linear]:
-    found = [(name, m) for name, m in module.named_modules() if isinstance(m, nn.Linear)]
-    if not found:
+    found = last_linear(module)
+    if found is None:
         raise ConfigError(
             f"the head of {kind} ends in {type(module).__name__}, which has no linear layer to give other labels."
         )
-    return found[-1]
+    return found
 
 
 def _with_outputs(module: nn.Module, outputs: int, kind: str) -> nn.Module:

@@ -85,6 +85,13 @@ class Inlay(nn.Module):
         self.take_method(self.method)
         return self
 
+    def start_like(self, other: Inlay, places: Iterable[Place]) -> None:
+        """Take over another inlay's own modules at these places, where both have one."""
+        for place in places:
+            mine, theirs = self.part(place), other.part(place)
+            if mine is not None and theirs is not None:
+                mine.load_state_dict(theirs.state_dict())
+
     def drop_head(self) -> None:
         """Go on without the own head."""
         self.head = None

@@ -146,7 +146,7 @@ class Resolver:
             for place in self._places_along(name, end):
                 for step in self._leaf_steps(setup, [place], around):
                     found.setdefault(self._position(setup, place, end, earliest), []).append(step)
-            return {at: step for at, steps in found.items() if (step := in_turn(steps)) is not None}
+            return _in_turn_by_position(found)
         if isinstance(setup, Stack):
             found = {}
             for number, part in enumerate(setup.parts):
@@ -154,7 +154,7 @@ class Resolver:
                 for at, step in steps.items():
                     found.setdefault(at, []).append(step)
                 earliest = max([earliest, *steps])
-            return {at: step for at, steps in found.items() if (step := in_turn(steps)) is not None}
+            return _in_turn_by_position(found)
         each = {part: self._along(part, name, end, around, earliest) for part in dict.fromkeys(setup.parts)}
         positions = sorted({at for steps in each.values() for at in steps})
         if isinstance(setup, Average) and len(positions) > 1:
@@ -241,6 +241,10 @@ def member_part(inlay: Resident, place: Place, anatomy: Anatomy) -> tuple[nn.Mod
 
 def name_in(setup: str | Fuse) -> str:
     return setup.name if isinstance(setup, Fuse) else setup
+
+
+def _in_turn_by_position(found: dict[int, list[Step]]) -> dict[int, Step]:
+    return {at: step for at, steps in found.items() if (step := in_turn(steps)) is not None}
 
 
 def _inside(stack: Stack, at: int, around: Around) -> Around:

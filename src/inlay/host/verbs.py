@@ -30,7 +30,7 @@ def add(host: nn.Module, name: str, method: Method, *, head: Head | None = None,
     free_name(model, name)
     if not isinstance(method, Method):
         raise SetupError(f"a method is an object such as inlay.Pfeiffer(reduction=16), got {method!r}")
-    with newcomer(model) as inlays:
+    with registering(model) as inlays:
         inlay = Inlay(name, method, head, method.owns_norms() if norms is None else norms).fill(model, inlays.anatomy)
         inlay.check_head(inlays.anatomy)
         if not inlay.parts:
@@ -39,7 +39,7 @@ def add(host: nn.Module, name: str, method: Method, *, head: Head | None = None,
 
 
 @contextmanager
-def newcomer(host: PreTrainedModel) -> Iterator[Inlays]:
+def registering(host: PreTrainedModel) -> Iterator[Inlays]:
     """The host's inlays, new ones if it has none yet; after an error the host is as it was."""
     known = getattr(host, ATTRIBUTE, None)
     if known is not None:
@@ -52,6 +52,9 @@ def newcomer(host: PreTrainedModel) -> Iterator[Inlays]:
         inlays.entry.unhook()
         raise
     setattr(host, ATTRIBUTE, inlays)
+
+
+newcomer = registering
 
 
 def activate(host: nn.Module, setup: Setup) -> None:

@@ -9,8 +9,8 @@ from collections import Counter
 from typing import Any
 
 from inlay.host.verbs import summary
-from inlay.training.batching import padding_share, training_batches
 from inlay.runs.train import Job
+from inlay.training.batching import padding_share, training_batches
 from inlay.training.objectives import objective_for
 from inlay.training.progress import clock
 

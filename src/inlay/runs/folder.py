@@ -25,8 +25,8 @@ from typing import Any
 import yaml
 
 from inlay.errors import CheckpointError, ConfigError
-from inlay.storage.plain_json import as_json
 from inlay.storage.files import write_whole
+from inlay.storage.plain_json import as_json
 
 CONFIG, RECORD, METRICS, CHECKPOINT, LOCK = (
     "config.yaml",

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from inlay.checkpoints.ours import save
-from inlay.errors import SetupError
 from inlay.compose.prune import prune
+from inlay.errors import SetupError
 from inlay.host.verbs import activate, inlays_of, remove
-from inlay.training.evaluate import attention_on
-from inlay.training.evaluate import ask
+from inlay.runs.folder import Run
+from inlay.runs.report import write_report
 from inlay.runs.train import keep_member
 from inlay.runs.use import open_for_use
-from inlay.runs.report import write_report
-from inlay.runs.folder import Run
+from inlay.training.evaluate import ask, attention_on
 
 
 def write_pruned(path: Path, out: Path, keep: int | None, threshold: float | None) -> dict[str, Any]:

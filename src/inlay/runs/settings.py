@@ -9,9 +9,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import ConfigDict, Field, field_validator
 
+from inlay.data.sources import Data
 from inlay.errors import ConfigError
 from inlay.training.recipe import Mode, Recipe
-from inlay.data.sources import Data
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 

@@ -14,24 +14,24 @@ from transformers import PreTrainedModel
 
 from inlay.checkpoints.manifest import CARD, MANIFEST, WEIGHTS, read_manifest
 from inlay.checkpoints.ours import save
+from inlay.data import Prepared, prepare
 from inlay.errors import ConfigError, InlayError
-from inlay.storage.folders import replacing
 from inlay.host.verbs import inlays_of, summary
+from inlay.methods.base import Method, method_from
+from inlay.runs.folder import Run, versions
+from inlay.runs.report import write_report
+from inlay.runs.settings import Settings
+from inlay.storage.folders import replacing
+from inlay.training.codec import Answer, Language, Split
 from inlay.training.evaluate import ask
-from inlay.training.workbench import form_of, longest_input, open_config, open_host, own_head
 from inlay.training.interrupt import Interrupted
 from inlay.training.loop import Outcome, accelerator_for, check_batch, fit
-from inlay.training.codec import Answer, Language, Split
 from inlay.training.modes import begin
 from inlay.training.objectives import objective_for
-from inlay.training.recipe import filled
-from inlay.runs.report import write_report
-from inlay.runs.folder import Run, versions
-from inlay.runs.settings import Settings
-from inlay.training.threads import use_threads
 from inlay.training.progress import Silent, Watcher
-from inlay.methods.base import Method, method_from
-from inlay.data import Prepared, prepare
+from inlay.training.recipe import filled
+from inlay.training.threads import use_threads
+from inlay.training.workbench import form_of, longest_input, open_config, open_host, own_head
 
 
 @dataclass(frozen=True)

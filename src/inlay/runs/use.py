@@ -9,20 +9,20 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from inlay.checkpoints.manifest import Manifest, read_manifest
 from inlay.checkpoints.load import load
-from inlay.errors import CheckpointError
-from inlay.host.heads import Head
-from inlay.host.verbs import activate
-from inlay.training.evaluate import ask
-from inlay.training.workbench import form_of, longest_input, open_host
-from inlay.training.codec import Answer, Language
-from inlay.training.recipe import Recipe
-from inlay.runs.folder import RECORD, Run
-from inlay.runs.settings import Settings
+from inlay.checkpoints.manifest import Manifest, read_manifest
 from inlay.data import Task, builtin_tasks, prepare
 from inlay.data.examples import Example, examples
 from inlay.data.rows import Table, read_table
+from inlay.errors import CheckpointError
+from inlay.host.heads import Head
+from inlay.host.verbs import activate
+from inlay.runs.folder import RECORD, Run
+from inlay.runs.settings import Settings
+from inlay.training.codec import Answer, Language
+from inlay.training.evaluate import ask
+from inlay.training.recipe import Recipe
+from inlay.training.workbench import form_of, longest_input, open_host
 
 
 @dataclass(frozen=True)
