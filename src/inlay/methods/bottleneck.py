@@ -66,7 +66,8 @@ class Adapter(nn.Module):
         if isinstance(self.scale, Tensor) or self.scale != 1.0:
             up, up_bias = up * self.scale, up_bias * self.scale
         if self.norm is not None:
-            down, bias = down * self.norm.weight, bias + down @ self.norm.bias
+            norm: Any = self.norm
+            down, bias = down * norm.weight, bias + down @ norm.bias
         return BottleneckForm(reads, self.norm is not None, self.activation, down, bias, up, up_bias)
 
 
