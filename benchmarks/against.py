@@ -4,8 +4,9 @@
     python benchmarks/against.py ../before
     python benchmarks/against.py ../before --layers 4 --repeats 20
 
-Two processes of the same interpreter, one per tree, answer in turn: A, B, A, B … A number is the minimum of the CPU time
-over the repeats, one thread each; the last column is this tree's time over the other's. Both use this tree's harness.
+Two processes of the same interpreter, one per tree, answer in turn: A, B, A, B … A number is the minimum of the CPU
+time over the repeats, one thread each; the last column is this tree's time over the other's. Both use this tree's
+harness.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import Builder, Peer, Sizes, bare_cases, phases, serve
+from harness import Builder, Peer, bare_cases, phases, serve
 
 import inlay
 
@@ -92,7 +93,6 @@ def main() -> int:
     chosen = parser.parse_args()
     sizes = f'{{"layers": {chosen.layers}}}'
     here, there = Tree(HERE.parents[1], sizes), Tree(chosen.other.resolve(), sizes)
-    assert Sizes(layers=chosen.layers)
     print(f"{'case':<20} {'this':>9} {'other':>9}   ratio")
     for case in WANTED:
         times = [(here.seconds(case), there.seconds(case)) for _ in range(chosen.repeats)]
