@@ -1,0 +1,1 @@
+"""A training job as a folder: settings, record, training, use."""
