@@ -15,7 +15,7 @@ from inlay.data.task import Task, fields_of, template
 from inlay.errors import nearest
 
 AT_MOST = 5
-"""So many broken rows of a kind are named; the rest are counted."""
+"""This many broken rows of a kind are named; the rest are counted."""
 
 
 @dataclass(frozen=True)

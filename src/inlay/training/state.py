@@ -7,9 +7,9 @@ checkpoint.safetensors   now.<parameter>, best.<parameter>, optimizer.<parameter
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -111,7 +111,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _pour(into: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _pour(into: Mapping[str, Tensor], tensors: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             into[name].copy_(tensor)
