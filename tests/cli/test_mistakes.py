@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -188,3 +189,31 @@ def test_ctrl_c_saves_and_says_how_to_go_on(there):
     assert process.returncode == 130
     assert "To go on: inlay train --resume run" in told
     assert json.loads((there / "run" / "run.json").read_text())["status"] == "interrupted"
+
+
+def without(module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `inlay …` in a process in which a module is not installed."""
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; sys.argv = ['inlay', *{list(words)!r}]; "
+        "from inlay.cli import main; main()"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("click", ("--help",)),
+        ("yaml", ("train", "--help")),
+        ("accelerate", ("train", "--host", "bert", "--task", "rte", "--out", "run")),
+    ],
+)
+def test_a_verb_says_which_extra_it_needs(module, words):
+    told = without(module, *words)
+    verb = "" if words[0].startswith("-") else f" {words[0]}"
+    assert told.returncode == 2, told.stderr
+    assert told.stderr == f"error: `inlay{verb}` needs {module}. Install it with: pip install 'inlay[learn]'\n"
+
+
+def test_a_fault_of_ours_is_not_taken_for_a_missing_extra():
+    assert without("inlay.runs.settings", "train", "--help").returncode == 1

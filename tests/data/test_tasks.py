@@ -121,7 +121,7 @@ def test_wrong_columns_and_labels_name_the_nearest(tmp_path, given, message):
 
 def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
     files = {
-        "train": write(tmp_path / "t.jsonl", some(20)),
+        "train_file": write(tmp_path / "t.jsonl", some(20)),
         "validation_file": write(tmp_path / "v.jsonl", [*some(4), {"text": "a", "label": "new"}]),
     }
     with pytest.raises(DataError, match=r"v\.jsonl, line 5: label 'new' was not seen in training"):
@@ -142,7 +142,10 @@ def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
     ],
 )
 def test_rows_that_cannot_be_learned_from(tmp_path, rows, message):
-    files = {"train_file": write(tmp_path / "t.jsonl", rows), "validation_file": write(tmp_path / "v.jsonl", some(4, ("x",)))}
+    files = {
+        "train_file": write(tmp_path / "t.jsonl", rows),
+        "validation_file": write(tmp_path / "v.jsonl", some(4, ("x",))),
+    }
     with pytest.raises(DataError, match=message):
         prepare(Data(**files))
 
