@@ -75,3 +75,9 @@ def test_a_cache_that_cannot_be_written_hinders_no_reader(tmp_path, monkeypatch)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     with reading(tmp_path / "file") as here:
         assert here.name == "file"
+    assert list((tmp_path / "temporary").glob("inlay-*/locks/*.lock"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    with reading(tmp_path / "file") as here:
+        assert here.name == "file"
+    with pytest.raises(OSError, match="set INLAY_CACHE"), replacing(tmp_path / "new", ("inlay.json",)):
+        pass

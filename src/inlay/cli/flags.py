@@ -40,7 +40,9 @@ def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[clic
         default = field.default if isinstance(field.default, str | int | float) and not field.is_required() else None
         text = " ".join((field.description or "").split())
         if several:
-            text += " Repeat it, or separate values by commas." if name != "options" else " Repeat it for more."
+            text += (
+                " Repeat the flag, or separate values by commas." if name != "options" else " Repeat the flag for more."
+            )
         shown = f" [{default}]" if default is not None else ""
         made.append(
             click.Option(

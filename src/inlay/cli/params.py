@@ -54,7 +54,9 @@ command = click.Command(
         click.Argument(["host"]),
         click.Option(["--method"], help="Count only this method (see `inlay ls methods`)."),
         click.Option(
-            ["--options"], multiple=True, help="The method's own settings, as in reduction=16. Repeat it for more."
+            ["--options"],
+            multiple=True,
+            help="The method's own settings, as in reduction=16. Repeat the flag for more.",
         ),
         json_flag,
     ],

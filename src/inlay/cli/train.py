@@ -26,9 +26,7 @@ def work(config: Path | None, resume: Path | None, as_json: bool, quiet: bool, *
     if resume is not None:
         extra = [name for name, value in {**given, "config": config}.items() if value not in (None, ())]
         if extra:
-            raise click.UsageError(
-                f"--resume goes on with the run's own settings; leave out --{extra[0].replace('_', '-')}."
-            )
+            raise click.UsageError(f"--resume uses the run's own settings; leave out --{extra[0].replace('_', '-')}.")
     run_job(config, resume, given, as_json, quiet)
 
 
@@ -65,7 +63,7 @@ def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_
 
 
 resume_flag = click.Option(
-    ["--resume"], type=click.Path(path_type=Path), help="Go on with an interrupted run, with its own settings."
+    ["--resume"], type=click.Path(path_type=Path), help="Continue an interrupted run with its own settings."
 )
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",

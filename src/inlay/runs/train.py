@@ -139,7 +139,7 @@ def _check_same_rows(begun: dict[str, Any], now: dict[str, Any]) -> None:
     """A checkpoint is a place among the rows that the run began with."""
     if begun and (begun["rows"], begun["task"]) != (now["rows"], now["task"]):
         then, here = (f"rows {facts['rows']}, labels {facts['task']['labels']}" for facts in (begun, now))
-        raise ConfigError(f"the files are not those that the run began with ({then}; now {here}). Train anew.")
+        raise ConfigError(f"the files are not those that the run began with ({then}; now {here}). Start a new run.")
 
 
 def _lasting(settings: Settings) -> dict[str, Any]:

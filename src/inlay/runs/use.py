@@ -39,7 +39,7 @@ class Opened:
         if file is not None:
             return str(file), examples(self.codec.task, read_table(file))
         if self.run is None:
-            raise CheckpointError("an inlay alone does not know its rows: give --file, or the run it came from.")
+            raise CheckpointError("an inlay by itself has no rows: give --file, or the run it came from.")
         prepared = prepare(Settings(**self.run.config() | {"out": self.run.folder}))
         split = split or prepared.judge
         return split, prepared.split(split)

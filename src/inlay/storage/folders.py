@@ -30,7 +30,7 @@ def replacing(folder: Path, known_by: tuple[str, ...]) -> Iterator[Path]:
     """
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder_locked(folder):
+    with folder_locked(folder, to_write=True):
         _settle(folder)
         _check_replaceable(folder, known_by)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))

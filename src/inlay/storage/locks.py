@@ -6,11 +6,12 @@ under a digest of the folder's path, so that nothing is left beside what the use
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -34,24 +35,34 @@ def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def folder_locked(folder: Path) -> Iterator[None]:
-    """Read or replace a folder alone: others wait. Its path must be resolved, so that links lead to the same lock."""
+def folder_locked(folder: Path, *, to_write: bool = False) -> Iterator[None]:
+    """Read or replace a folder alone: others wait. Its path must be resolved, so that links lead to the same lock.
+
+    On a system that is read-only everywhere a reader needs no lock: nobody replaces the folder there.
+    """
     name = hashlib.sha256(os.fsencode(os.path.normcase(folder))).hexdigest()[:32]
-    with locked(_lock_folder() / f"{name}.lock"):
+    place = _lock_folder()
+    if place is None and to_write:
+        raise OSError(
+            errno.EROFS, "there is no writable folder for a lock: set INLAY_CACHE to one", str(cache_folder())
+        )
+    with locked(place / f"{name}.lock") if place is not None else nullcontext():
         yield
 
 
-def _lock_folder() -> Path:
-    """In the cache folder; where that cannot be written, in the system's folder for temporary files."""
-    for parent in (cache_folder(), Path(tempfile.gettempdir()) / f"inlay-{_user()}"):
-        folder = parent / "locks"
-        try:
+def _lock_folder() -> Path | None:
+    """In the cache folder; if that cannot be written, in the system's folder for temporary files; or nowhere."""
+    for parent in (cache_folder, _temporary_folder):
+        with suppress(OSError):
+            folder = parent() / "locks"
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    raise OSError(f"no lock can be written: neither {cache_folder()} nor {tempfile.gettempdir()} is writable.")
+            if os.access(folder, os.W_OK):
+                return folder
+    return None
+
+
+def _temporary_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"inlay-{_user()}"
 
 
 def _user() -> str:

@@ -76,11 +76,11 @@ def load_state(path: Path, learned: Learned, optimizer: torch.optim.Optimizer, p
             position = Position(**json.loads(file.metadata()["position"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint: {error}") from None
+        raise CheckpointError(f"{path} is not a complete checkpoint: {error}") from None
     now = _under("now.", tensors)
     if now.keys() != learned.now.keys():
         odd = sorted(now.keys() ^ learned.now.keys())
-        raise CheckpointError(f"{path} is of another setup: it and this run differ in {', '.join(odd[:4])}.")
+        raise CheckpointError(f"{path} belongs to another setup: it and this run differ in {', '.join(odd[:4])}.")
     _pour(learned.now, now)
     learned.best = _under("best.", tensors)
     optimizer_state = _under("optimizer.", tensors)
