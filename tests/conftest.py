@@ -1,5 +1,8 @@
 import os
+import tempfile
 
+CACHE = tempfile.TemporaryDirectory(prefix="inlay-cache-")  # no test reads or writes the user's own
+os.environ["INLAY_CACHE"] = CACHE.name
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

@@ -56,9 +56,9 @@ def inlay_here(place, monkeypatch, capsys):
 DATA = (
     "--host",
     "bert",
-    "--train",
+    "--train-file",
     "train.jsonl",
-    "--validation",
+    "--validation-file",
     "validation.jsonl",
     "--batch-size",
     "16",
@@ -73,12 +73,12 @@ DATA = (
 def trained(inlay_cli, place) -> Path:
     """Two runs: inlays of two sizes."""
     from inlay.runs.settings import Settings
-    from inlay.runs.train import train
+    from inlay.runs.train import train_run
 
     inlay_cli("train", *DATA, "--name", "a", "--options", "reduction=2", "--out", "runs/a")
-    files = {"train": place / "train.jsonl", "validation": place / "validation.jsonl"}
+    files = {"train_file": place / "train.jsonl", "validation_file": place / "validation.jsonl"}
     options = {"reduction": 4}
-    train(
+    train_run(
         Settings(
             host=str(place / "bert"),
             **files,

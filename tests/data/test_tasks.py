@@ -75,8 +75,8 @@ def test_hub_rows_become_the_tasks_own(name, hub_row, texts, target):
 def test_labels_of_own_rows_are_found_and_shown(tmp_path):
     prepared = prepare(
         Data(
-            train=write(tmp_path / "t.jsonl", some(40, (3, 1, 2))),
-            validation=write(tmp_path / "v.jsonl", some(9, (1, 2, 3))),
+            train_file=write(tmp_path / "t.jsonl", some(40, (3, 1, 2))),
+            validation_file=write(tmp_path / "v.jsonl", some(9, (1, 2, 3))),
         )
     )
     assert prepared.task.labels == ("1", "2", "3")
@@ -85,25 +85,25 @@ def test_labels_of_own_rows_are_found_and_shown(tmp_path):
 
 def test_columns_may_be_templates(tmp_path):
     rows = [{"q": f"why {i}", "a": "so", "ok": i % 2 == 0} for i in range(20)]
-    prepared = prepare(Data(train=write(tmp_path / "t.jsonl", rows), text="{q}? {a}", label="ok"))
+    prepared = prepare(Data(train_file=write(tmp_path / "t.jsonl", rows), text="{q}? {a}", label="ok"))
     assert prepared.task.labels == ("false", "true")
     assert prepared.train[0].texts[0][0].startswith("why")
     assert prepared.train[0].texts[0][0].endswith("? so")
 
 
 def test_labels_that_look_like_numbers_and_are_none(tmp_path):
-    prepared = prepare(Data(train=write(tmp_path / "t.jsonl", some(20, ("²", "--1")))))
+    prepared = prepare(Data(train_file=write(tmp_path / "t.jsonl", some(20, ("²", "--1")))))
     assert prepared.task.labels == ("--1", "²")
 
 
 def test_choices_may_be_several_columns_as_csv_has_them(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("q,a,b,right\n" + "why?,so,or so,1\n" * 20, encoding="utf-8")
-    prepared = prepare(Data(train=file, kind="choice", text="q", choices="a, b", label="right"))
+    prepared = prepare(Data(train_file=file, kind="choice", text="q", choices="a, b", label="right"))
     assert prepared.train[0].texts == (("why?", "so"), ("why?", "or so"))
     assert prepared.train[0].target == 1
     with pytest.raises(DataError, match="no column 'c'"):
-        prepare(Data(train=file, kind="choice", text="q", choices="a,c", label="right"))
+        prepare(Data(train_file=file, kind="choice", text="q", choices="a,c", label="right"))
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,13 @@ def test_choices_may_be_several_columns_as_csv_has_them(tmp_path):
 )
 def test_wrong_columns_and_labels_name_the_nearest(tmp_path, given, message):
     with pytest.raises(DataError, match=message):
-        prepare(Data(train=write(tmp_path / "t.jsonl", some(20)), **given))
+        prepare(Data(train_file=write(tmp_path / "t.jsonl", some(20)), **given))
 
 
 def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
     files = {
-        "train": write(tmp_path / "t.jsonl", some(20)),
-        "validation": write(tmp_path / "v.jsonl", [*some(4), {"text": "a", "label": "new"}]),
+        "train_file": write(tmp_path / "t.jsonl", some(20)),
+        "validation_file": write(tmp_path / "v.jsonl", [*some(4), {"text": "a", "label": "new"}]),
     }
     with pytest.raises(DataError, match=r"v\.jsonl, line 5: label 'new' was not seen in training"):
         prepare(Data(**files))
@@ -142,7 +142,10 @@ def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
     ],
 )
 def test_rows_that_cannot_be_learned_from(tmp_path, rows, message):
-    files = {"train": write(tmp_path / "t.jsonl", rows), "validation": write(tmp_path / "v.jsonl", some(4, ("x",)))}
+    files = {
+        "train_file": write(tmp_path / "t.jsonl", rows),
+        "validation_file": write(tmp_path / "v.jsonl", some(4, ("x",))),
+    }
     with pytest.raises(DataError, match=message):
         prepare(Data(**files))
 
@@ -150,7 +153,9 @@ def test_rows_that_cannot_be_learned_from(tmp_path, rows, message):
 def test_all_broken_rows_are_counted(tmp_path):
     rows = [*some(50), *({"text": None, "label": "x"} for _ in range(8))]
     with pytest.raises(DataError, match="(?s)line 51: .*line 55: .*and 3 more"):
-        prepare(Data(train=write(tmp_path / "t.jsonl", rows), validation=write(tmp_path / "v.jsonl", some(4))))
+        prepare(
+            Data(train_file=write(tmp_path / "t.jsonl", rows), validation_file=write(tmp_path / "v.jsonl", some(4)))
+        )
 
 
 def test_splits(tmp_path):

@@ -15,7 +15,7 @@ from inlay.data.task import Task, fields_of, template
 from inlay.errors import nearest
 
 AT_MOST = 5
-"""So many broken rows of a kind are named; the rest are counted."""
+"""This many broken rows of a kind are named; the rest are counted."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def check_classes(task: Task, training: Sequence[Example], source: str) -> None:
     lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
     if lonely:
         more = f" and {len(lonely) - AT_MOST} more" if len(lonely) > AT_MOST else ""
-        numbers = " If it is a number to predict, use kind: regression." if len(lonely) > AT_MOST else ""
+        numbers = " To predict a number, use kind: regression." if len(lonely) > AT_MOST else ""
         raise DataError(
             f"{source} has a single row of the class {', '.join(map(repr, lonely[:AT_MOST]))}{more}. "
-            f"Add rows of it, or take it out or join it with another class.{numbers}"
+            f"Add rows of it, remove it, or merge it with another class.{numbers}"
         )

@@ -9,9 +9,12 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from inlay.training.progress import clock
+from inlay.training.progress import clock, progress_bars
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _events: Any = None
 """In a worker: where its progress goes."""
@@ -89,22 +92,13 @@ class Board:
         self.pieces, self.every = pieces, every
         self.began = self.shown = time.monotonic()
         self.latest: dict[str, tuple[int, int, float, str]] = {}
-        self.bars: Any = None
+        self.bars: Progress | None = None
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-            self.bars = Progress(
-                TextColumn("{task.description:<20}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
+            self.bars = progress_bars(Console(stderr=True))
             self.whole = self.bars.add_task("all", total=pieces, note="")
-            self.rows: dict[str, Any] = {}
+            self.rows: dict[str, TaskID] = {}
             self.bars.start()
 
     def show(self, events: Any, finished: int) -> None:
@@ -114,15 +108,18 @@ class Board:
             except queue.Empty:
                 break
             self.latest[name] = tuple(latest)
-        self._bars(finished) if self.bars is not None else self._line(finished)
+        if self.bars is not None:
+            self._update(self.bars, finished)
+        else:
+            self._line(finished)
 
-    def _bars(self, finished: int) -> None:
-        self.bars.update(self.whole, completed=finished)
+    def _update(self, bars: Progress, finished: int) -> None:
+        bars.update(self.whole, completed=finished)
         for name, (done, total, loss, score) in self.latest.items():
             if name not in self.rows:
-                self.rows[name] = self.bars.add_task(name, total=total, note="")
-            self.bars.update(
-                self.rows[name], completed=done, total=total, visible=done < total, note=f"loss {loss:.3f} {score}"
+                self.rows[name] = bars.add_task(name, total=total, note="")
+            bars.update(
+                self.rows[name], completed=done, total=total, visible=done < total, note=f"loss {loss:.3f}  {score}"
             )
 
     def _line(self, finished: int) -> None:
