@@ -2,7 +2,7 @@
 
     {"type": "Stack", "children": [{"type": "single", "children": ["domain"]}, {"type": "Fuse", "children": [...]}]}
 
-A type is looked up among the three that Inlay knows, and never by its name in a module.
+Only the three types that Inlay knows are read; a type is never looked up by name in a module.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from inlay.checkpoints.foreign.files import read_object
+from inlay.checkpoints.foreign.files import Folder
 from inlay.errors import CheckpointError, InlayError
 from inlay.host.setup import Average, Setup, Stack
 
 SETUP = "adapter_setup.json"
 DEEPEST = 8
 LONGEST = 20_000
-"""Characters of a setup: more would take long to set up, and nobody can have meant it."""
+"""Characters of a setup. Nobody needs a longer one, and resolving it would take long."""
 _BLOCK = {"type", "children", "kwargs"}
 
 
-def read_setup(file: Path) -> tuple[Setup, dict[str, str]]:
+def read_setup(folder: Folder) -> tuple[Setup, dict[str, str]]:
     """The setup in our words, and its folders with our names for them, fusions after their members."""
-    found = read_object(file)
+    file, found = folder / SETUP, folder.object(SETUP)
     if len(str(found)) > LONGEST:
         raise CheckpointError(f"{file} is longer than a setup can be.")
     odd = sorted(found.keys() - {"adapter_setup", "head_setup", "version"})
