@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 from transformers import PreTrainedModel
 
@@ -81,10 +82,26 @@ def read_head(folder: Folder, host: PreTrainedModel, anatomy: Anatomy, pickled: 
     file = options(HeadFile, folder.object(CONFIG), folder / CONFIG)
     tensors = read_tensors(folder.path, SAFE, PICKLE, pickled)
     if file.config is None:
+        tensors = _without_host_buffers(tensors, host)
         return ForeignHead(_copied(file, host, anatomy, tensors), None, tensors)
     wanted = options(HeadOptions, file.config, folder / CONFIG)
     check_size("its head", wanted.num_labels + (wanted.layers - 1) * anatomy.width**2, tensors)
     return ForeignHead(_pooled(wanted, host, anatomy), file.name or "", tensors)
+
+
+def host_buffers(host: PreTrainedModel) -> Tensors:
+    """Buffers that `adapters` saves with the host's own head: BART's final_logits_bias."""
+    return dict(host.named_buffers(recurse=False))
+
+
+def _without_host_buffers(tensors: Tensors, host: PreTrainedModel) -> Tensors:
+    """Without the host's buffers, which an inlay cannot change and which therefore have to be the same."""
+    mine = host_buffers(host).items()
+    shared = {key: buffer.cpu() for key, buffer in mine if key in tensors and tensors[key].shape == buffer.shape}
+    other = [key for key, buffer in shared.items() if not torch.equal(buffer, tensors[key].to(buffer.dtype))]
+    if other:
+        raise ConfigError(f"{', '.join(other)} differs from the host's, and an inlay cannot change it")
+    return {key: tensor for key, tensor in tensors.items() if key not in shared}
 
 
 def _copied(file: HeadFile, host: PreTrainedModel, anatomy: Anatomy, tensors: Tensors) -> Head:

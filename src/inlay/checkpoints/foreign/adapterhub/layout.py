@@ -39,6 +39,8 @@ class Layout:
     """The class with heads of the library's own; None: Inlay has no counterpart of the token they read."""
     pooling: Pooling = "first"
     """The token that such a head reads."""
+    attention_dropout: str | None = None
+    """The setting of the host that a fusion takes its dropout from; None: it has none."""
 
     def module(self, place: Place) -> str:
         """The module of a layer that holds the adapters for a place."""
@@ -48,20 +50,23 @@ class Layout:
 
 
 def _bert(flexible: str) -> Layout:
-    return Layout("attention.output", "output", flexible=flexible)
+    return Layout("attention.output", "output", flexible=flexible, attention_dropout="attention_probs_dropout_prob")
 
 
-def _beside(flexible: str | None = None, pooling: Pooling = "first") -> Layout:
-    return Layout("attention_adapters", "output_adapters", flexible=flexible, pooling=pooling)
+def _beside(dropout: str | None, flexible: str | None = None, pooling: Pooling = "first") -> Layout:
+    return Layout(
+        "attention_adapters", "output_adapters", flexible=flexible, pooling=pooling, attention_dropout=dropout
+    )
 
 
 def _llama(flexible: str) -> Layout:
     """In `adapters`, intermediate_lora is on Llama's down_proj and output_lora on its up_proj, against their names."""
-    return replace(_beside(flexible, "last"), intermediate=("mlp.down_proj",), output=("mlp.up_proj",))
+    return replace(_beside(None, flexible, "last"), intermediate=("mlp.down_proj",), output=("mlp.up_proj",))
 
 
-def _t5() -> Layout:
-    return Layout("layer.0", "layer.1", "layer.2", intermediate=("DenseReluDense.wi", "DenseReluDense.wi_1"))
+def _t5(dropout: str | None) -> Layout:
+    intermediate = ("DenseReluDense.wi", "DenseReluDense.wi_1")
+    return Layout("layer.0", "layer.1", "layer.2", intermediate=intermediate, attention_dropout=dropout)
 
 
 LAYOUTS: Mapping[str, Layout] = {
@@ -69,11 +74,11 @@ LAYOUTS: Mapping[str, Layout] = {
     "roberta": _bert("RobertaAdapterModel"),
     "xlm-roberta": _bert("XLMRobertaAdapterModel"),
     "electra": _bert("ElectraAdapterModel"),
-    "distilbert": _beside("DistilBertAdapterModel"),
-    "bart": _beside(),
-    "t5": _t5(),
-    "mt5": _t5(),
-    "gpt2": _beside("GPT2AdapterModel", "last"),
+    "distilbert": _beside("attention_dropout", "DistilBertAdapterModel"),
+    "bart": _beside("attention_dropout"),
+    "t5": _t5("dropout_rate"),
+    "mt5": _t5(None),
+    "gpt2": _beside("attn_pdrop", "GPT2AdapterModel", "last"),
     "llama": _llama("LlamaAdapterModel"),
     "mistral": _llama("MistralAdapterModel"),
 }

@@ -20,7 +20,7 @@ from inlay.checkpoints.foreign.adapterhub.options import (
     as_trained,
     options_kind,
 )
-from inlay.checkpoints.foreign.adapterhub.setups import SETUP, read_setup, uppermost
+from inlay.checkpoints.foreign.adapterhub.setups import SETUP, check_stacks, fusion_name, read_setup, uppermost
 from inlay.checkpoints.foreign.adapterhub.to_inlay import fusion_of, method_of
 from inlay.checkpoints.foreign.files import Folder, Tensors, blaming, check_size, options, read_tensors
 from inlay.checkpoints.foreign.keys import KeyTable, filled
@@ -73,10 +73,10 @@ class Source:
     def anatomy(self) -> Anatomy:
         return self.inlays.anatomy
 
-    def read(self, name: str) -> Inlay:
-        """The inlay of this folder, not yet on the host."""
+    def read(self, name: str, fusion: bool = False) -> Inlay:
+        """The inlay of this folder, not yet on the host; `fusion`: not the adapter that may be there too."""
         with blaming(self.folder.path):
-            if self.folder.has(ADAPTER[0]):
+            if self.folder.has(ADAPTER[0]) and not fusion:
                 return _read_adapter(self, name)
             if self.folder.has(FUSION[0]):
                 return _read_fusion(self, name)
@@ -109,8 +109,10 @@ def load(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool)
 
 
 def _our_name(folder: Folder) -> str:
-    """Their name; a fusion is named after its members, with commas, which our names cannot have."""
-    return _file(folder, ADAPTER[0] if folder.has(ADAPTER[0]) else FUSION[0]).name.replace(",", ".")
+    """An adapter keeps its name; see `fusion_name`."""
+    if folder.has(ADAPTER[0]):
+        return _file(folder, ADAPTER[0]).name
+    return fusion_name(_file(folder, FUSION[0]).name)
 
 
 def _file(folder: Folder, config: str) -> AdapterFile:
@@ -136,10 +138,12 @@ def load_setup(host: PreTrainedModel, folder: Folder, name: str | None, pickled:
         raise CheckpointError(f"{folder.path} is a whole setup of several adapters, which one name cannot name.")
     setup, members = read_setup(folder)
     with newcomer(host) as inlays, _together(inlays) as admit:
-        for theirs, ours in members.items():
-            free_name(host, ours)
-            spare_head = folder if ours == uppermost(setup) else None
-            admit(host, Source(host, inlays, Folder(folder / theirs), pickled, spare_head).read(ours))
+        for member in members:
+            free_name(host, member.name)
+            spare_head = folder if member.name == uppermost(setup) else None
+            source = Source(host, inlays, Folder(folder / member.folder), pickled, spare_head)
+            admit(host, source.read(member.name, fusion=member.fusion))
+        check_stacks(setup, inlays)
     return setup
 
 
@@ -181,8 +185,7 @@ def _read_fusion(source: Source, name: str) -> Inlay:
     missing = [f"its member {m!r} is not on this host; load it first" for m in members if m not in source.inlays]
     if missing:
         raise misfit(source.folder.path, missing)
-    dropout = getattr(source.host.config, "attention_probs_dropout_prob", 0.0)
-    method, idle = fusion_of(wanted, members, source.inlays, dropout)
+    method, idle = fusion_of(wanted, members, source.inlays, source.host)
     draft = source.draft(name, method, head.head)
     keys = _keys(source, file.name, tensors)
     unused = tuple(keys.fusion(place, "").key for place in idle)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from transformers import PreTrainedModel
+
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.adapterhub.layout import layer_numbers, layout_of
@@ -106,7 +108,7 @@ def _lora_options(method: LoRA, places: Sequence[Place], anatomy: Anatomy) -> Lo
     )  # fmt: skip
 
 
-def fusion_options(inlay: Inlay, inlays: Inlays) -> FusionOptions:
+def fusion_options(inlay: Inlay, inlays: Inlays, host: PreTrainedModel) -> FusionOptions:
     method = inlay.method
     assert isinstance(method, Fusion)
     if inlay.norms:
@@ -124,7 +126,7 @@ def fusion_options(inlay: Inlay, inlays: Inlays) -> FusionOptions:
         value=method.value, query_before_ln=method.query == "output" and reads == "normed",
         regularization=method.strength > 0, value_initialized=method.value, dropout_prob=method.dropout or None,
     )  # fmt: skip
-    theirs, _ = fusion_of(options, method.members, inlays, method.dropout)
+    theirs, _ = fusion_of(options, method.members, inlays, host)
     if theirs.sites != method.sites or any(theirs.at(site) != method.at(site) for site in method.sites):
         raise ConfigError(
             "it mixes fewer members or acts at fewer places than its members do, which `adapters` cannot say"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from transformers import PreTrainedModel
+
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.adapterhub.layout import layer_numbers, layout_of
@@ -129,7 +131,7 @@ def _targets(want: str, anatomy: Anatomy) -> list[str]:
 
 
 def fusion_of(
-    options: FusionOptions, members: Sequence[str], inlays: Inlays, dropout: float
+    options: FusionOptions, members: Sequence[str], inlays: Inlays, host: PreTrainedModel
 ) -> tuple[Fusion, list[Place]]:
     """The fusion, and the places where they keep its weights though no member acts there."""
     acting = {member: acting_places(inlays[member], inlays.anatomy) for member in members}
@@ -140,11 +142,17 @@ def fusion_of(
     method = Fusion(
         members=tuple(members), sites=tuple(kept), value=options.value,
         query="output" if options.query_before_ln else reads,
-        dropout=dropout if options.dropout_prob is None else options.dropout_prob,
+        dropout=options.dropout_prob or _attention_dropout(host, inlays.anatomy),
         strength=0.01 if options.regularization else 0.0,
         kept=None if all(len(there) == len(members) for there in kept.values()) else kept,
     )  # fmt: skip
     return method, [p for p in inlays.anatomy.places.values() if p.kind in kinds and p.id not in kept]
+
+
+def _attention_dropout(host: PreTrainedModel, anatomy: Anatomy) -> float:
+    """The dropout of a fusion whose dropout_prob is None or 0."""
+    setting = layout_of(anatomy).attention_dropout
+    return 0.0 if setting is None else float(getattr(host.config, setting))
 
 
 def acting_places(inlay: Inlay, anatomy: Anatomy) -> dict[str, Place]:

@@ -42,7 +42,8 @@ def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> dict[str, Any]
     files = made(host, inlays, inlay, common)
     if inlay.head is not None:
         head_name, files[heads.CONFIG] = heads.head_file(inlay, host, inlays.anatomy, common)
-        files[heads.SAFE] = scatter(heads.head_table(inlay, inlays.anatomy, head_name), inlay.tensors())
+        tensors = scatter(heads.head_table(inlay, inlays.anatomy, head_name), inlay.tensors())
+        files[heads.SAFE] = tensors | (heads.host_buffers(host) if head_name is None else {})
     return files
 
 
@@ -63,18 +64,18 @@ def _adapter_files(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, common: 
 def _fusion_files(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, common: dict[str, Any]) -> dict[str, Any]:
     assert isinstance(inlay.method, Fusion)
     name, members = ",".join(inlay.method.members), list(inlay.method.members)
-    config = fusion_options(inlay, inlays).model_dump(mode="json")
+    config = fusion_options(inlay, inlays, host).model_dump(mode="json")
     keys = Keys(host, inlays.anatomy, name)
     return {
         FUSION[0]: common | {"name": name, "adapter_names": members, "config": config},
-        FUSION[1]: _idle_layers(inlay, inlays, keys) | scatter(keys.table(inlay), inlay.tensors()),
+        FUSION[1]: _idle_layers(inlay, inlays, keys, host) | scatter(keys.table(inlay), inlay.tensors()),
     }
 
 
-def _idle_layers(inlay: Inlay, inlays: Inlays, keys: Keys) -> Tensors:
+def _idle_layers(inlay: Inlay, inlays: Inlays, keys: Keys, host: PreTrainedModel) -> Tensors:
     """They keep a fusion's weights even where no member acts, and report them as missing if they are not in a file."""
     assert isinstance(inlay.method, Fusion)
-    _, idle = fusion_of(FusionOptions(), inlay.method.members, inlays, 0.0)
+    _, idle = fusion_of(FusionOptions(), inlay.method.members, inlays, host)
     like = next(iter(inlay.parts.values())).state_dict()
     return {
         keys.fusion(place, leaf).key: torch.zeros_like(tensor, device="cpu")
