@@ -33,6 +33,10 @@ class FileKey:
     copy: str | None = None
     """A second key under which they write the same tensor again."""
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key,) if self.copy is None else (self.key, self.copy)
+
 
 KeyTable = Mapping[str, FileKey]
 """Their keys by ours."""
@@ -41,7 +45,7 @@ KeyTable = Mapping[str, FileKey]
 def gather(table: KeyTable, wanted: Tensors, found: Tensors) -> tuple[Tensors, list[str]]:
     """Our tensors out of their file, and all that is wrong with it."""
     tensors: Tensors = {}
-    keys = {key for entry in table.values() for key in (entry.key, entry.copy) if key is not None}
+    keys = {key for entry in table.values() for key in entry.keys}
     problems = [f"tensor {key} is missing" for key in keys - found.keys()]
     problems += [f"tensor {shown(key)} is not expected" for key in found.keys() - keys]
     for ours, entry in table.items():
@@ -65,9 +69,8 @@ def scatter(table: KeyTable, tensors: Tensors) -> Tensors:
     shares: dict[str, dict[int, Tensor]] = {}
     for ours, entry in table.items():
         mine = tensors[ours].detach().cpu()
-        for key in (entry.key, entry.copy):
-            if key is not None:
-                shares.setdefault(key, {})[entry.share] = mine.reshape(1) if mine.dim() == 0 else mine
+        for key in entry.keys:
+            shares.setdefault(key, {})[entry.share] = mine.reshape(1) if mine.dim() == 0 else mine
     return {key: torch.cat([parts[i] for i in sorted(parts)]).contiguous() for key, parts in shares.items()}
 
 

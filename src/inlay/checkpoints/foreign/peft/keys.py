@@ -16,7 +16,7 @@ from inlay.anatomy.modules import inside
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.files import Folder, Tensors
-from inlay.checkpoints.foreign.keys import FileKey
+from inlay.checkpoints.foreign.keys import FileKey, KeyTable
 from inlay.checkpoints.foreign.peft.options import SAFE
 from inlay.errors import CheckpointError
 from inlay.host.registry import Inlay, key_of
@@ -35,9 +35,12 @@ def places_of(inlay: Inlay, anatomy: Anatomy) -> list[Place]:
     return [anatomy.places[place_id] for place_id in inlay.place_ids()]
 
 
-def bias_key(module: str, wrapped: Collection[str]) -> str:
-    """The key of a module's bias; a module with a LoRA is wrapped."""
-    return f"{ROOT}{module}.base_layer.bias" if module in wrapped else f"{ROOT}{module}.bias"
+def bias_key(module: str, wrapped: Collection[str], host: PreTrainedModel) -> FileKey:
+    """The key of a module's bias; a module with a LoRA is wrapped. BERT's output layer has its bias under two names."""
+    mine, bias = f"{module}.bias", getattr(host.get_submodule(module), "bias", None)
+    again = [name for name, p in host.named_parameters(remove_duplicate=False) if p is bias and name != mine]
+    key = f"{ROOT}{module}.base_layer.bias" if module in wrapped else f"{ROOT}{mine}"
+    return FileKey(key, copy=f"{ROOT}{again[0]}" if again else None)
 
 
 def host_bias(host: PreTrainedModel, module: str) -> Tensor | None:
@@ -56,7 +59,7 @@ def key_table(inlay: Inlay, anatomy: Anatomy, host: PreTrainedModel, saved: Sequ
             found |= {f"{place.id}.{leaf}": FileKey(f"{ROOT}{place.module}.{leaf}") for leaf in leaves}
         elif place.projection is None:
             if host_bias(host, place.module) is not None and not inside(place.module, saved):
-                found[f"{place.id}.bias"] = FileKey(bias_key(place.module, wrapped))
+                found[f"{place.id}.bias"] = bias_key(place.module, wrapped, host)
         else:
             found |= {
                 f"{place.id}.{ours}": FileKey(f"{ROOT}{place.module}.{theirs}") for theirs, ours in LEAVES.items()
@@ -77,16 +80,16 @@ def without_copies(found: Tensors, folder: Folder) -> Tensors:
     return kept
 
 
-def without_host_weights(found: Tensors, host: PreTrainedModel, saved: Sequence[str]) -> Tensors:
-    """Beside a LoRA of the output layer peft writes that layer's weight and the embeddings, which are the host's."""
-    weights = {path: p.detach() for path, p in host.named_parameters(remove_duplicate=False) if path.endswith("weight")}
+def without_host_tensors(found: Tensors, host: PreTrainedModel, table: KeyTable) -> Tensors:
+    """Without what peft writes beside a LoRA of the output layer though it is the host's: that layer and embeddings."""
+    own = {path: p.detach() for path, p in host.named_parameters(remove_duplicate=False)}
+    ours = {key for entry in table.values() for key in entry.keys}
 
-    def same(key: str, tensor: Tensor) -> bool:
-        path = key.removeprefix(ROOT).replace(".base_layer.", ".")
-        own = None if inside(path, saved) else weights.get(path)
-        return own is not None and own.shape == tensor.shape and torch.equal(own.cpu(), tensor.to(own.dtype))
+    def is_hosts(key: str, tensor: Tensor) -> bool:
+        mine = own.get(key.removeprefix(ROOT).replace(".base_layer.", "."))
+        return mine is not None and mine.shape == tensor.shape and torch.equal(mine.cpu(), tensor.to(mine.dtype))
 
-    return {key: tensor for key, tensor in found.items() if not same(key, tensor)}
+    return {key: tensor for key, tensor in found.items() if key in ours or not is_hosts(key, tensor)}
 
 
 def as_differences(
@@ -95,8 +98,9 @@ def as_differences(
     """The file's tensors, with trained biases as differences to the host's."""
     changed = dict(found)
     for place in anatomy.of_kind("bias", "head_bias"):
-        key, bias = bias_key(place.module, wrapped), host_bias(host, place.module)
-        fits = key in found and bias is not None and bias.shape == found[key].shape
-        if fits and not inside(place.module, saved):
-            changed[key] = found[key].to(bias) - bias
+        bias = host_bias(host, place.module)
+        if bias is not None and not inside(place.module, saved):
+            for key in bias_key(place.module, wrapped, host).keys:
+                if key in found and bias.shape == found[key].shape:
+                    changed[key] = found[key].to(bias) - bias
     return changed

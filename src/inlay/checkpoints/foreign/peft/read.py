@@ -28,10 +28,10 @@ from inlay.checkpoints.foreign.peft.keys import (
     places_of,
     whole_places,
     without_copies,
-    without_host_weights,
+    without_host_tensors,
 )
 from inlay.checkpoints.foreign.peft.options import BIASES, CONFIG, PICKLE, SAFE, Bias, PeftOptions, read_options
-from inlay.checkpoints.foreign.peft.targets import by_pattern, target_problems
+from inlay.checkpoints.foreign.peft.targets import by_pattern, host_modules, saved_by, target_problems
 from inlay.errors import ConfigError
 from inlay.host.heads import Head
 from inlay.host.registry import Inlay, key_of
@@ -69,9 +69,10 @@ def read(host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pic
         saved = _saved_modules(wanted, modules, host, anatomy)
         head = _head(host, anatomy, saved, found) if saved else None
         draft = Inlay(name, _method(wanted, modules, places, bias), head).fill(host, anatomy, "meta")
-        found = without_host_weights(found, host, saved)
+        table = key_table(draft, anatomy, host, saved)
+        found = without_host_tensors(found, host, table)
         values = as_differences(host, anatomy, found, modules, saved)
-        inlay = filled(draft, key_table(draft, anatomy, host, saved), values, host, anatomy, folder.path)
+        inlay = filled(draft, table, values, host, anatomy, folder.path)
         if lost := below_own_head(inlay, anatomy):
             _move_into_copies(inlay, lost, anatomy)
             rest = [path for path in modules if places[path] not in lost]
@@ -104,10 +105,7 @@ def _has_biases(wanted: PeftOptions, modules: Iterable[str], host: PreTrainedMod
 
 def _saved_modules(wanted: PeftOptions, modules: Iterable[str], host: PreTrainedModel, anatomy: Anatomy) -> list[str]:
     """The modules of the host's head that the file has copies of; peft lists names that need not exist."""
-    paths = [path for path, _ in host.named_modules()]
-    saved = [
-        path for path in paths for name in wanted.modules_to_save or () if path == name or path.endswith(f".{name}")
-    ]
+    saved = saved_by(wanted.modules_to_save or (), [path for path, _ in host_modules(host)])
     odd = [path for path in saved if path not in anatomy.head]
     if odd:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from torch import nn
@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from inlay.anatomy.modules import inside, last_word
 from inlay.checkpoints.foreign.patterns import Patterns
 from inlay.checkpoints.foreign.peft.options import Names, PeftOptions
+from inlay.host.registry import ATTRIBUTE
 
 V = TypeVar("V")
 
@@ -67,6 +68,19 @@ def _layer_of(path: str, lists: Names, patterns: Patterns) -> int | None:
     return None
 
 
+def host_modules(host: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """The host's own modules, as peft sees them."""
+    return ((path, module) for path, module in host.named_modules() if not inside(path, [ATTRIBUTE]))
+
+
+def saved_by(names: Sequence[str], paths: Iterable[str]) -> list[str]:
+    """The modules that modules_to_save means: those that end like one of the names, even in the middle of a word.
+
+    So `classifier` means DistilBERT's pre_classifier too.
+    """
+    return [path for path in paths if path.endswith(tuple(names))]
+
+
 def by_pattern(rules: Mapping[str, V] | None, path: str, usual: V, patterns: Patterns) -> V:
     """The value of the first pattern that matches a path or its end, as peft looks it up."""
     found = (value for text, value in (rules or {}).items() if patterns.matches(rf"(.*\.)?({text})", path))
@@ -75,7 +89,7 @@ def by_pattern(rules: Mapping[str, V] | None, path: str, usual: V, patterns: Pat
 
 def target_names(changed: Sequence[str], host: PreTrainedModel) -> tuple[str, ...]:
     """target_modules for these modules: their last words where all modules of that name change, else whole paths."""
-    linears = [path for path, module in host.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    linears = [path for path, module in host_modules(host) if isinstance(module, nn.Linear | Conv1D)]
 
     def name(path: str) -> str:
         end = last_word(path)

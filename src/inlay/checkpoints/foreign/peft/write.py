@@ -17,7 +17,7 @@ from inlay.checkpoints.foreign.peft.keys import ROOT, bias_key, host_bias, place
 from inlay.checkpoints.foreign.peft.lora_pair import LoraPair, lora_pairs
 from inlay.checkpoints.foreign.peft.options import BIASES, CONFIG, SAFE, PeftOptions
 from inlay.checkpoints.foreign.peft.read import below_own_head, read
-from inlay.checkpoints.foreign.peft.targets import target_names
+from inlay.checkpoints.foreign.peft.targets import saved_by, target_names
 from inlay.errors import ConfigError
 from inlay.host.registry import Inlay, Inlays, key_of
 from inlay.methods import LoRA
@@ -58,12 +58,10 @@ def _lora(inlay: Inlay) -> LoRA:
 
 
 def _saved_modules(inlay: Inlay, anatomy: Anatomy, host: PreTrainedModel) -> list[str]:
-    """The head's modules to save: the output layer, and others whose copy is no longer the host's."""
-    return [
-        place.module for place in anatomy.of_kind("head")
-        if inlay.part(place) is not None
-        and (place.module == anatomy.head[-1] or not is_host_copy(inlay, host, place))
-    ]  # fmt: skip
+    """The head's modules to save: the output layer, others that are no longer the host's, and what ends like them."""
+    own = [place for place in anatomy.of_kind("head") if inlay.part(place) is not None]
+    needed = [p.module for p in own if p.module == anatomy.head[-1] or not is_host_copy(inlay, host, p)]
+    return saved_by([last_word(path) for path in needed], [place.module for place in own])
 
 
 def _check_saved(inlay: Inlay, anatomy: Anatomy, pairs: Mapping[str, LoraPair], saved: Sequence[str]) -> None:
@@ -90,7 +88,7 @@ def _biases(
         if place.kind in ("bias", "head_bias") and not inside(place.module, saved):
             bias, change = host_bias(host, place.module), inlay.tensors()[f"{place.id}.bias"]
             if bias is not None:
-                found[bias_key(place.module, wrapped)] = bias + change
+                found |= dict.fromkeys(bias_key(place.module, wrapped, host).keys, bias + change)
             elif change.any():
                 raise ConfigError(
                     f"it gives {place.module} a bias, which the host does not have; "
