@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import inlay
 from inlay.checkpoints.foreign.adapterhub.layout import LAYOUTS
 from tests.checkpoints.foreign.golden import GOLDEN, cases, expected, host_of, logits_of, named, untouched
-from tests.hosts import fused_steps
+from tests.hosts import fused_steps, shake
 
 SINGLE = cases(without=("fusion", "stack", "setup"))
 
@@ -157,6 +157,21 @@ def test_bart_saves_a_buffer_with_its_head(tmp_path: Path) -> None:
     other = host_of("bart")
     inlay.activate(other, inlay.load(other, folder))
     assert torch.equal(logits_of(other, "bart"), before)
+
+
+def test_an_output_layer_tied_to_the_embeddings(tmp_path: Path) -> None:
+    """There, another output layer changes the embeddings too: its logits would not be those of a copy of the head."""
+    host = host_of("bart")
+    folder = Path(shutil.copytree(GOLDEN / "bart" / "seq_bn_host_head", tmp_path / "case"))
+    tensors = load_file(folder / "model_head.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1}, folder / "model_head.safetensors")
+    with pytest.raises(inlay.CheckpointError, match="lm_head.weight differs from the host's. It is tied"):
+        inlay.load(host, folder)
+    assert untouched(host)
+    inlay.add(host, "a", inlay.Pfeiffer(size=4), head=inlay.Head())
+    shake(host, "a")
+    with pytest.raises(inlay.ConfigError, match="its own copy of lm_head was trained. It is tied"):
+        inlay.export(host, "a", tmp_path / "a", "adapterhub")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,12 @@ def logits_weight(host: PreTrainedModel, anatomy: Anatomy) -> str | None:
     return None if found is None else ".".join(filter(None, (anatomy.head[-1], found[0], "weight")))
 
 
+def is_tied(host: PreTrainedModel) -> bool:
+    """Whether the weight that makes the logits is that of the embeddings."""
+    output = host.get_output_embeddings()
+    return output is not None and output.weight is host.get_input_embeddings().weight
+
+
 def is_host_copy(inlay: Inlay, host: PreTrainedModel, place: Place) -> bool:
     """Whether an inlay's own copy of a head's module still has the host's values."""
     mine, theirs = inlay.parts[key_of(place.id)].state_dict(), host.get_submodule(place.module).state_dict()

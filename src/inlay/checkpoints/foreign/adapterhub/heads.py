@@ -18,7 +18,7 @@ from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.adapterhub.layout import LAYOUTS
 from inlay.checkpoints.foreign.files import Folder, Tensors, check_size, only, options, read_tensors
-from inlay.checkpoints.foreign.heads import is_host_copy, logits_weight
+from inlay.checkpoints.foreign.heads import is_host_copy, is_tied, logits_weight
 from inlay.checkpoints.foreign.keys import FileKey
 from inlay.config import Config
 from inlay.errors import CheckpointError, ConfigError
@@ -31,6 +31,7 @@ _PROBLEMS: dict[HeadType, Problem | None] = {
     "multilabel_classification": "multi_label_classification",
     "classification": None,
 }
+_TIED = "It is tied to the host's embeddings, so that in `adapters` another output layer changes those too"
 
 
 class HeadFile(Config):
@@ -109,8 +110,11 @@ def _copied(file: HeadFile, host: PreTrainedModel, anatomy: Anatomy, tensors: Te
     names = _label_names(file.label2id)
     weight = logits_weight(host, anatomy)
     outputs = None if weight is None else tensors.get(weight)
-    if outputs is None or outputs.dim() != 2:
+    if weight is None or outputs is None or outputs.dim() != 2:
         return Head()
+    own = host.get_parameter(weight).detach().cpu()
+    if is_tied(host) and outputs.shape == own.shape and not torch.equal(outputs.to(own.dtype), own):
+        raise ConfigError(f"{weight} differs from the host's. {_TIED}")
     if names is not None and len(names) == outputs.shape[0]:
         return Head(labels=names)
     return Head() if file.num_labels != outputs.shape[0] else Head(labels=file.num_labels)
@@ -171,6 +175,8 @@ def _copy_file(inlay: Inlay, head: Head, host: PreTrainedModel, anatomy: Anatomy
         raise ConfigError(
             f"its own copy of {', '.join(trained)} was trained, and `adapters` does not save that with a head"
         )
+    if is_tied(host) and not is_host_copy(inlay, host, [*anatomy.of_kind("head")][-1]):
+        raise ConfigError(f"its own copy of {anatomy.head[-1]} was trained. {_TIED}")
     names = head.names
     if names is None:
         names = tuple(str(label) for _, label in sorted((getattr(host.config, "id2label", None) or {}).items()))
