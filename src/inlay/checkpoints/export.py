@@ -13,9 +13,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from inlay.checkpoints.foreign import peft
-from inlay.checkpoints.foreign.adapterhub import folders as adapterhub
+from inlay.checkpoints.foreign.adapterhub import write as adapterhub
 from inlay.checkpoints.foreign.adapterhub.heads import CONFIG as HEAD
+from inlay.checkpoints.foreign.adapterhub.read import ADAPTER, FUSION
+from inlay.checkpoints.foreign.files import Folder
+from inlay.checkpoints.foreign.peft import write as peft
 from inlay.errors import ConfigError, InlayError, nearest
 from inlay.host.registry import Inlay
 from inlay.host.verbs import bare, inlays_of
@@ -23,9 +25,9 @@ from inlay.methods import Mixture
 from inlay.storage.folders import replacing
 
 FORMATS: dict[str, ModuleType] = {"peft": peft, "adapterhub": adapterhub}
-KNOWN_BY = (adapterhub.ADAPTER[0], adapterhub.FUSION[0], HEAD)
+KNOWN_BY = (ADAPTER[0], FUSION[0], HEAD)
 ONLY_IN_TRAINING = {"before_dropout": False, "drop_first": 0, "subset": None}
-"""Settings that change nothing in evaluation and have no word in either format, with the value that says nothing."""
+"""Settings that act only in training and that neither format can store, with the value at which they do nothing."""
 
 
 def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Literal["peft", "adapterhub"]) -> Path:
@@ -48,9 +50,7 @@ def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Lit
         raise ConfigError(f"{name!r} cannot be written as {format}: {error}") from None
     silent = [field for field, nothing in ONLY_IN_TRAINING.items() if getattr(inlay.method, field, nothing) != nothing]
     if silent:
-        warnings.warn(
-            f"{name}: {', '.join(silent)} acts only in training, and {format} has no word for it", stacklevel=2
-        )
+        warnings.warn(f"{name}: {', '.join(silent)} acts only in training, and {format} cannot store it", stacklevel=2)
     with replacing(Path(path), KNOWN_BY) as temporary:
         for file, content in files.items():
             if file.endswith(".json"):
@@ -58,7 +58,7 @@ def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Lit
             else:
                 safetensors.torch.save_file(content, temporary / file, metadata={"format": "pt"})
         with torch.random.fork_rng(devices=[]):  # building it again takes nothing from the run's random numbers
-            _same(inlay, library.read_back(model, inlays, inlay, temporary))
+            _same(inlay, library.read_back(model, inlays, inlay, Folder(temporary)))
     return Path(os.path.abspath(path))
 
 

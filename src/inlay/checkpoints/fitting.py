@@ -20,8 +20,8 @@ def misfit(folder: Path, problems: list[str]) -> CheckpointError:
     return CheckpointError(f"{folder} does not fit this host; nothing was changed:\n{listed}")
 
 
-def pour(inlay: Inlay, tensors: dict[str, Tensor]) -> None:
-    """Put saved tensors into a freshly built inlay."""
+def copy_into(inlay: Inlay, tensors: dict[str, Tensor]) -> None:
+    """Copy saved tensors into an inlay that was just built."""
     with torch.no_grad():
         for key, tensor in inlay.tensors().items():
             tensor.copy_(tensors[key])

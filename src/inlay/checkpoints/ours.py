@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from inlay.checkpoints.card import card
 from inlay.checkpoints.fitting import (
+    copy_into,
     describe_host,
     fingerprint,
     host_mismatches,
@@ -31,7 +32,6 @@ from inlay.checkpoints.fitting import (
     member_mismatches,
     misfit,
     names_here,
-    pour,
     tensor_mismatches,
 )
 from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest, digest_of, read_manifest
@@ -92,7 +92,7 @@ def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members
         if problems:
             raise misfit(folder, problems)
         inlay = Inlay(name, method, head, manifest.norms).fill(host, inlays.anatomy)
-        pour(inlay, tensors)
+        copy_into(inlay, tensors)
         inlay.origin = fingerprint(tensors), fingerprint(inlay.tensors())
         inlays.admit(host, inlay)
     return name

@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-FAMILIES = ("bert", "roberta", "t5", "gpt2", "llama")
+FAMILIES = ("bert", "roberta", "t5", "gpt2", "llama", "bart", "distilbert", "phi", "bert-generation")
 
 
 def host_of(family: str) -> hf.PreTrainedModel:
-    kind = hf.AutoModelForSeq2SeqLM if family == "t5" else hf.AutoModelForSequenceClassification
-    return kind.from_pretrained(GOLDEN / family / "host").eval()
+    (kind,) = hf.AutoConfig.from_pretrained(GOLDEN / family / "host").architectures
+    return getattr(hf, kind).from_pretrained(GOLDEN / family / "host").eval()
 
 
 def inputs_of(family: str) -> dict[str, Tensor]:

@@ -81,7 +81,7 @@ def test_biases_that_the_host_has_not(tmp_path: Path) -> None:
     inlay.activate(host, "a")
     torch.testing.assert_close(logits(other), logits(host), atol=1e-5, rtol=0)
     biases[min(biases.keys() - has)].fill_(0.5)
-    with pytest.raises(inlay.ConfigError, match="a bias, which the host has not"):
+    with pytest.raises(inlay.ConfigError, match="a bias, which the host does not have"):
         inlay.export(host, "a", tmp_path / "b", "peft")
 
 
