@@ -38,7 +38,7 @@ from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest
 from inlay.errors import CheckpointError, InlayError
 from inlay.host.heads import Head
 from inlay.host.registry import Inlay
-from inlay.host.verbs import bare, free_name, inlays_of, newcomer
+from inlay.host.verbs import bare, free_name, inlays_of, registering
 from inlay.methods.base import method_from
 from inlay.storage.folders import replacing
 
@@ -72,7 +72,7 @@ def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members
     manifest, tensors = read(folder)
     name = manifest.name if name is None else name
     free_name(host, name)
-    with newcomer(host) as inlays, torch.random.fork_rng(devices=[]):
+    with registering(host) as inlays, torch.random.fork_rng(devices=[]):
         problems = host_mismatches(manifest.host, describe_host(host, inlays.anatomy))
         here = names_here(manifest.members, inlays)
         members = {here[member]: wanted for member, wanted in manifest.members.items()}

@@ -29,7 +29,7 @@ from inlay.errors import CheckpointError, ConfigError
 from inlay.host.heads import Head
 from inlay.host.registry import Inlay, Inlays
 from inlay.host.setup import Setup
-from inlay.host.verbs import free_name, newcomer
+from inlay.host.verbs import free_name, registering
 from inlay.methods import Method
 from inlay.methods.head import HeadOnly
 
@@ -103,7 +103,7 @@ def load(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool)
     """Set an adapter or a fusion into a host."""
     name = _our_name(folder) if name is None else name
     free_name(host, name)
-    with newcomer(host) as inlays:
+    with registering(host) as inlays:
         inlays.admit(host, Source(host, inlays, folder, pickled).read(name))
     return name
 
@@ -121,7 +121,7 @@ def _file(folder: Folder, config: str) -> AdapterFile:
 
 def load_head(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool) -> str:
     """Set a head that was saved by itself into a host, as an inlay that is nothing but a head."""
-    with newcomer(host) as inlays, blaming(folder.path):
+    with registering(host) as inlays, blaming(folder.path):
         head = heads.read_head(folder, host, inlays.anatomy, pickled)
         assert head is not None
         name = name or head.name or folder.path.resolve().name
@@ -137,7 +137,7 @@ def load_setup(host: PreTrainedModel, folder: Folder, name: str | None, pickled:
     if name is not None:
         raise CheckpointError(f"{folder.path} is a whole setup of several adapters, which one name cannot name.")
     setup, members = read_setup(folder)
-    with newcomer(host) as inlays, _together(inlays) as admit:
+    with registering(host) as inlays, _together(inlays) as admit:
         for member in members:
             free_name(host, member.name)
             spare_head = folder if member.name == uppermost(setup) else None

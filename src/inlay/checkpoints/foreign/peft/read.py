@@ -35,7 +35,7 @@ from inlay.checkpoints.foreign.peft.targets import by_pattern, host_modules, sav
 from inlay.errors import ConfigError
 from inlay.host.heads import Head
 from inlay.host.registry import Inlay, key_of
-from inlay.host.verbs import free_name, newcomer
+from inlay.host.verbs import free_name, registering
 from inlay.methods import LoRA
 from inlay.methods.lora import LowRankChange
 
@@ -50,7 +50,7 @@ def load(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool)
     """Set a LoRA into a host, under the name given or the folder's."""
     name = folder.path.resolve().name if name is None else name
     free_name(host, name)
-    with newcomer(host) as inlays:
+    with registering(host) as inlays:
         inlays.admit(host, read(host, inlays.anatomy, folder, name, pickled))
     return name
 
