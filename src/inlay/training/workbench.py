@@ -14,7 +14,7 @@ full      the host and a head                     nothing
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -36,6 +36,8 @@ from inlay.methods.base import Method
 from inlay.methods.head import HeadOnly
 from inlay.training.codec import AnswerForm, Codec, answer_form
 from inlay.training.recipe import Mode
+
+Pooling = Literal["first", "mean", "last", "host"]
 
 
 def open_config(name: str) -> PretrainedConfig:
@@ -67,7 +69,12 @@ class Workbench:
         if form == "labels":
             config.num_labels = max(1, len(task.labels))
         try:
-            host = _class_for(form).from_pretrained(name, config=config, dtype=torch.float32)
+            host = _class_for(form).from_pretrained(
+                name,
+                config=config,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,  # a head for other labels
+            )
             tokenizer = transformers.AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError) as error:
             raise InlayError(f"the host {name!r} cannot be opened for {task.kind}: {_first_line(error)}") from None
@@ -90,17 +97,22 @@ class Workbench:
             limits.append(positions - reserved)
         return min(limits)
 
-    def head(self, layers: int = 1, dropout: float = 0.1) -> Head | None:
-        """A new head for the task: mean pooling, or the last token of decoders; hosts that answer in text have none."""
+    def head(self, layers: int = 1, dropout: float = 0.1, pooling: Pooling | None = None) -> Head | None:
+        """A new head for the task: mean pooling, or the last token of decoders; hosts that answer in text have none.
+
+        pooling: another way to pool; 'host' copies the host's own head.
+        """
         if self.form == "text":
             return None
         kind = self.host.config.model_type
         decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-        pooling: Literal["last", "mean"] | None = "last" if decoder else "mean"
+        how: Pooling = pooling or ("last" if decoder else "mean")
         if self.host.config.is_encoder_decoder:
-            pooling, layers = None, 1  # such hosts pick a token of the decoder's themselves
+            how = "host"  # such hosts pick a token of the decoder's themselves
         labels = None if self.form == "choice" else self.task.labels or 1
-        return Head(labels=labels, pooling=pooling, layers=layers, dropout=dropout)
+        if how == "host":
+            return Head(labels=labels)
+        return Head(labels=labels, pooling=how, layers=layers, dropout=dropout)
 
     def set_up(
         self,
@@ -110,20 +122,24 @@ class Workbench:
         method: Method | None = None,
         members: Sequence[Path] = (),
         head: Head | None = None,
+        norms: bool | None = None,
+        fusion: Mapping[str, Any] | None = None,
     ) -> str | None:
         """Set into the host what the mode trains, and let only that train. Returns the inlay's name, if there is one.
 
-        head: its head; without it `self.head()`.
+        head:   its head; without it `self.head()`.
+        norms:  whether it owns the host's norms; None leaves that to the method.
+        fusion: settings of a fusion, as `inlay.add_fusion` takes them.
         """
         host, head = self.host, head or self.head()
         if mode == "inlay":
             if method is None:
                 raise ConfigError("mode 'inlay' needs a method, for instance 'pfeiffer'.")
-            add(host, name, method, head=head)
+            add(host, name, method, head=head, norms=norms)
         elif mode == "fusion":
             if len(members) < 2:
                 raise ConfigError(f"a fusion needs at least two members, got {len(members)}.")
-            _add_fusion(host, name, _load_members(host, members), head)
+            _add_fusion(host, name, _load_members(host, members), head, {**(fusion or {}), "norms": bool(norms)})
         elif head is not None:
             add(host, name, HeadOnly(), head=head)
         elif mode == "head":
@@ -155,11 +171,13 @@ def _load_members(host: PreTrainedModel, members: Sequence[Path]) -> list[str]:
     return names
 
 
-def _add_fusion(host: PreTrainedModel, name: str, members: list[str], head: Head | None) -> None:
+def _add_fusion(
+    host: PreTrainedModel, name: str, members: list[str], head: Head | None, settings: Mapping[str, Any]
+) -> None:
     """A fusion starts with the head of its last member, where that has the same labels: the target's own inlay."""
     own = inlays_of(host)[members[-1]].head
     same = own is not None and head is not None and own.names == head.names
-    add_fusion(host, name, members, head=None if same else head)
+    add_fusion(host, name, members, head=None if same else head, **settings)
 
 
 def _train_everything(host: PreTrainedModel, name: str | None) -> str | None:
