@@ -200,7 +200,7 @@ def test_what_is_not_certain_is_refused_with_the_entry_to_fill_in(family: str) -
 def test_the_entry_keeps_what_is_known() -> None:
     config, _ = REFUSED["prophetnet"]
     with pytest.raises(inlay.AnatomyError) as error:
-        probe(bare(config()))
+        inlay.add(bare(config()), "a", inlay.Houlsby(size=4))
     known = "attention=inlay.Branch('self_attn.out_proj', ('self_attn.query_proj', 0), norm='self_attn_layer_norm'"
     assert known in str(error.value)
 
@@ -233,7 +233,7 @@ def test_a_branch_of_zeros_is_not_certain() -> None:
         if ".o_proj." in name:
             parameter.data.zero_()
     with pytest.raises(inlay.AnatomyError, match="not certain"):
-        probe(host)
+        inlay.add(host, "a", inlay.Houlsby(size=4))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
