@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inlay.cli import main
-from tests.cli.conftest import RUN
+from tests.cli.words import RUN
 from tests.training.small import rows, write_rows
 
 
@@ -167,7 +167,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(there):
     process = subprocess.Popen(words, cwd=there, stderr=subprocess.PIPE, text=True)
     while not (there / "run" / "checkpoint.safetensors").exists():
         assert process.poll() is None
-        assert time.sleep(0.1) is None
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=300)
     assert process.returncode == 130

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from inlay.cli.app import VERBS
-from tests.cli.conftest import DATA
+from tests.cli.words import DATA
 from tests.training.small import rows, write_rows
 
 

@@ -4,33 +4,9 @@ import pytest
 import torch
 
 import inlay
-from inlay.data import Data, prepare
-from inlay.training.codec import Language
 from inlay.training.loop import accelerator_for, fit, rate_at
-from inlay.training.modes import begin
 from inlay.training.recipe import RATES, Recipe, filled
-from inlay.training.workbench import form_of, open_host, own_head
-
-
-def ready(small, mode="inlay", seed=0, method=None, members=(), host="bert"):
-    prepared = prepare(Data(train=small / "train.jsonl", validation=small / "validation.jsonl"))
-    torch.manual_seed(seed)
-    model, tokenizer = open_host(str(small / host), prepared.task)
-    form = form_of(prepared.task, model.config)
-    language = Language(prepared.task, form, tokenizer, 64)
-    begin(
-        model,
-        "own",
-        mode,
-        own_head(prepared.task, form, model),
-        method=method or inlay.Pfeiffer(reduction=2),
-        members=members,
-    )
-    return model, language, language.split(prepared.train), language.split(prepared.validation)
-
-
-def state(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+from tests.training.ready import ready, state
 
 
 @pytest.mark.parametrize(("mode", "lr"), [("inlay", 3e-2), ("head", 5e-2), ("full", 1e-2)])

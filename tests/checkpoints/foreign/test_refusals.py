@@ -13,14 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import inlay
-from tests.checkpoints.foreign.golden import GOLDEN, host_of, logits_of, untouched
+from tests.checkpoints.foreign.golden import GOLDEN, copied, host_of, logits_of, refused
 from tests.hosts import classifier, shake
 
 WEIGHTS = {"adapter.safetensors", "adapter_model.safetensors", "model_adapter_fusion.safetensors"}
-
-
-def copied(case: str, to: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN / case, to / "case"))
 
 
 def change_config(folder: Path, inside: bool = True, **options: Any) -> None:
@@ -35,15 +31,6 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
         tensors = load_file(file)
         change(tensors)
         save_file(tensors, file)
-
-
-def refused(folder: Path, match: str, family: str = "bert", **options: Any) -> str:
-    """The message of a refusal that leaves the host as it was."""
-    host = host_of(family)
-    with pytest.raises(inlay.InlayError, match=match) as caught:
-        inlay.load(host, folder, **options)
-    assert untouched(host)
-    return str(caught.value)
 
 
 # reading
