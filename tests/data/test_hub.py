@@ -163,6 +163,42 @@ def test_words_that_the_hub_numbers_are_words_again(shelf):
     assert [prepared.task.labels[e.target] for e in prepared.test] == ["false", "true", "false"]
 
 
+@pytest.mark.parametrize(
+    ("name", "hub", "row", "label", "texts", "target"),
+    [
+        ("rte", "nyu-mll/glue:rte", {"sentence1": "p", "sentence2": "h"}, {"label": (1, 0)}, [("p", "h")], "not_entailment"),
+        ("qnli", "nyu-mll/glue:qnli", {"question": "q", "sentence": "s"}, {"label": (0, 1)}, [("q", "s")], "entailment"),
+        ("sst2", "nyu-mll/glue:sst2", {"sentence": "s"}, {"label": (1, 0)}, [("s", None)], "1"),
+        ("cola", "nyu-mll/glue:cola", {"sentence": "s"}, {"label": (0, 1)}, [("s", None)], "0"),
+        ("qqp", "nyu-mll/glue:qqp", {"question1": "a", "question2": "b"}, {"label": (1, 0)}, [("a", "b")], "1"),
+        ("mrpc", "nyu-mll/glue:mrpc", {"sentence1": "a", "sentence2": "b"}, {"label": (1, 0)}, [("a", "b")], "1"),
+        ("stsb", "nyu-mll/glue:stsb", {"sentence1": "a", "sentence2": "b"}, {"label": (3.5, 0.0)}, [("a", "b")], 3.5),
+        ("cb", "aps/super_glue:cb", {"premise": "p", "hypothesis": "h"}, {"label": (1, 2)}, [("p", "h")], "contradiction"),
+        ("boolq", "aps/super_glue:boolq", {"question": "q", "passage": "p"}, {"label": (1, 0)}, [("q", "p")], "true"),
+        ("wic", "aps/super_glue:wic", {"word": "w", "sentence1": "a", "sentence2": "b"}, {"label": (0, 1)}, [("w: a", "b")], "false"),
+        ("record", "aps/super_glue:record", {"passage": "p", "query": "@placeholder ran", "entities": ["Al", "Bo"]}, {"answers": (["Bo"], ["Al"])}, [("p Al ran", None), ("p Bo ran", None)], 1),
+        ("hellaswag", "Rowan/hellaswag", {"ctx": "c", "endings": ["x", "y"]}, {"label": ("0", "1")}, [("c", "x"), ("c", "y")], 0),
+        ("cosmosqa", "allenai/cosmos_qa", {"context": "c", "question": "q", "answer0": "w", "answer1": "x", "answer2": "y", "answer3": "z"}, {"label": (3, 0)}, [("c q", x) for x in "wxyz"], 3),
+        ("sick", "RobZamp/sick", {"sentence_A": "a", "sentence_B": "b"}, {"label": (2, 0)}, [("a", "b")], "CONTRADICTION"),
+        ("scitail", "allenai/scitail:tsv_format", {"premise": "p", "hypothesis": "h"}, {"label": ("neutral", "entails")}, [("p", "h")], "neutral"),
+        ("imdb", "stanfordnlp/imdb", {"text": "t"}, {"label": (1, 0)}, [("t", None)], "pos"),
+    ],
+)  # fmt: skip
+def test_rows_of_the_hub_become_the_tasks_own(shelf, name, hub, row, label, texts, target):
+    (column, (own, other)), (path, _, config) = *label.items(), hub.partition(":")
+    put(
+        shelf,
+        path,
+        {"train": [row | {column: own}, row | {column: other}] * 2, "validation": [row | {column: own}]},
+        config or "default",
+    )
+    prepared = prepare(Data(task=name))
+    (example,) = prepared.validation
+    assert list(example.texts) == texts
+    assert (prepared.task.labels[example.target] if isinstance(target, str) else example.target) == target
+    assert len({str(e.target) for e in prepared.train}) == 2
+
+
 def test_a_data_set_of_ones_own_by_name_and_configuration(shelf):
     rows = [{"review": f"r{i}", "stars": i % 3} for i in range(12)]
     put(shelf, "me/reviews", {"train": rows}, "short")
