@@ -27,8 +27,9 @@ def test_help_is_quick_and_does_not_import_torch(inlay_cli, place):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_examples_of_every_verb_can_be_said(verb, capsys):
+def test_the_examples_of_every_verb_can_be_said(verb, capsys, tmp_path, monkeypatch):
     """Each has one at least, and every flag and argument of it is one that the verb takes."""
+    monkeypatch.chdir(tmp_path)
     main([verb, "--help"])
     told = capsys.readouterr().out
     examples = [shlex.split(line.split(" > ")[0]) for line in re.findall(rf"^ .*?\binlay {verb}\b(.*)$", told, re.M)]
@@ -36,10 +37,10 @@ def test_the_examples_of_every_verb_can_be_said(verb, capsys):
     assert examples
     command = app.inlay.get_command(click.Context(app.inlay), verb)
     for words in examples:
-        try:
-            command.make_context(verb, words)  # raises where a word is not understood
-        except click.BadParameter as error:
-            assert "does not exist" in error.message, words
+        for word in words:  # some paths must be there
+            if "/" in word:
+                (tmp_path / word).mkdir(parents=True, exist_ok=True)
+        command.make_context(verb, words)  # raises where a word is not understood
 
 
 def test_train_writes_a_run_that_describes_itself(trained):
