@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import inlay
+from inlay.checkpoints.foreign import patterns
 from tests.checkpoints.foreign.golden import GOLDEN, copied, host_of, logits_of, refused
 from tests.hosts import classifier, shake
 
@@ -100,7 +101,11 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
     ("peft_patterns", "rank_pattern", {"(.|.)" * 40 + "[^a-z]": 2}, "takes too long"),
     ("peft_patterns", "alpha_pattern", {"((a{99}){99}){99}": 2}, "counts further"),
 ])  # fmt: skip
-def test_an_option_without_a_counterpart(case: str, option: str, value: Any, match: str, tmp_path: Path) -> None:
+def test_an_option_without_a_counterpart(
+    case: str, option: str, value: Any, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if match == "takes too long":
+        monkeypatch.setattr(patterns, "PATIENCE", 0.2)  # the pattern takes years
     folder = copied(f"bert/{case}", tmp_path)
     change_config(folder, **{option: value})
     assert str(folder) in refused(folder, match)
