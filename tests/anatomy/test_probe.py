@@ -13,8 +13,21 @@ import transformers as hf
 import inlay
 from inlay.anatomy import families, survey
 from inlay.anatomy.probe import probe
-from tests.host.test_families import snapshot
-from tests.hosts import BART, CAUSAL, CONFIGS, FAMILIES, GROUPED, SMALL, T5, batch, classifier, logits, shake, shaken
+from tests.hosts import (
+    BART,
+    CAUSAL,
+    CONFIGS,
+    FAMILIES,
+    GROUPED,
+    SMALL,
+    T5,
+    batch,
+    classifier,
+    logits,
+    shake,
+    shaken,
+    snapshot,
+)
 
 METHODS = [inlay.Houlsby, inlay.Pfeiffer, inlay.Parallel]
 IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1, "vocab_size": 50}
