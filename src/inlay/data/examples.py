@@ -14,6 +14,8 @@ from inlay.data.rows import Row, Table
 from inlay.data.task import Task, fields_of, template
 from inlay.errors import nearest
 
+Target = int | float | str | None
+"""What an example asks for: the index of a label or choice, a number, a text; None where it is not known."""
 AT_MOST = 5
 """This many broken rows of a kind are named; the rest are counted."""
 
@@ -23,8 +25,7 @@ class Example:
     """One row: a text or pair, several of them for `choice`, and what is to be predicted."""
 
     texts: tuple[tuple[str, str | None], ...]
-    target: int | float | str | None
-    """Index of the label or choice, a number, or a text; None where it is not known."""
+    target: Target
     group: str | None = None
 
 

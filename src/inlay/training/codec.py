@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from inlay.data.examples import Example
+from inlay.data.examples import Example, Target
 from inlay.data.metrics import score
 from inlay.data.task import Task
 from inlay.errors import InlayError
-from inlay.training.tokens import Features, Target, features
+from inlay.training.tokens import Features, features
 
 AnswerForm = Literal["labels", "choice", "text"]
 GENERATORS = ("t5", "mt5", "umt5", "longt5", "switch_transformers")

@@ -54,7 +54,7 @@ class Outcome:
     """One entry per evaluation."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class TrainingLoop:
     """Trains whatever requires gradients; after `run` the host holds the state that was best on the validation rows."""
 

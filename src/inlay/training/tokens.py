@@ -19,12 +19,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from inlay.data.examples import Example
+from inlay.data.examples import Example, Target
 from inlay.storage.cache import cache_folder
 from inlay.storage.files import write_whole
 
-Target = int | float | str | None
-"""What an example asks for: the index of a label or choice, a number, a text; None where it is not known."""
 IGNORED = -100
 """Target tokens that no loss counts."""
 

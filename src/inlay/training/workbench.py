@@ -68,7 +68,7 @@ class Workbench:
             config.num_labels = max(1, len(task.labels))
         try:
             host = _class_for(form).from_pretrained(name, config=config, dtype=torch.float32)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name, config=config)
         except (OSError, ValueError) as error:
             raise InlayError(f"the host {name!r} cannot be opened for {task.kind}: {_first_line(error)}") from None
         if tokenizer.pad_token_id is None:
