@@ -88,7 +88,7 @@ def test_it_can_be_seen_in_this_process_too(show, place):
     """That the two tests below fail for the brackets and nothing else."""
     labelled(place, "plain.jsonl", "b", "a")
     told = show(TRAIN, "plain.jsonl", "--out", "runs/plain")
-    assert told == ["no validation rows: 3 training rows held out", "labels found: a, b"]
+    assert told == ["no validation rows: 3 training rows are held out for validation", "labels found: a, b"]
 
 
 @pytest.mark.parametrize(("good", "bad"), [("[/b]", "[b]"), ("[red]", "[blue]"), ("[link=x]", "a[0]")])

@@ -205,7 +205,7 @@ def test_a_data_set_of_ones_own_by_name_and_configuration(shelf):
     prepared = prepare(Data(task="mine", hub="me/reviews:short", text="review", label="stars"))
     assert prepared.task.labels == ("0", "1", "2")
     assert sizes(prepared) == [11, 1, 0]
-    assert "no validation rows: 1 training rows held out" in prepared.notes
+    assert "no validation rows: 1 training rows are held out for validation" in prepared.notes
 
 
 BROKEN = [*({"text": f"r{i}", "label": i % 2} for i in range(6)), {"text": None, "label": 1}]
@@ -255,9 +255,9 @@ def test_a_column_that_the_hub_has_renamed_is_named(shelf):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda shelf: None, "the data set nyu-mll/glue rte could not be had"),
+        (lambda shelf: None, "the data set nyu-mll/glue rte could not be read"),
         (lambda shelf: put(shelf, "nyu-mll/glue", {"train": pairs(4, (0, 1))}, "cola"), "'rte' not found"),
-        (lambda shelf: (shelf / "nyu-mll" / "glue").mkdir(parents=True), "data_dir or train"),
+        (lambda shelf: (shelf / "nyu-mll" / "glue").mkdir(parents=True), "data_dir or train_file"),
     ],
     ids=["no network", "no such configuration", "no files"],
 )
@@ -266,11 +266,11 @@ def test_what_the_hub_says_no_to_is_one_clear_error(shelf, make, message, capsys
     with pytest.raises(DataError) as caught:
         prepare(Data(task="rte"))
     assert message in str(caught.value)
-    assert "Without a network give data_dir or train" in str(caught.value)
+    assert "Without a network, give data_dir or train_file" in str(caught.value)
     with pytest.raises(SystemExit) as left:
         main(["train", "--host", "no-host", "--task", "rte", "--out", "run"])
     assert left.value.code == 2
     told = capsys.readouterr().err
-    assert "could not be had" in told
+    assert "could not be read" in told
     assert "no host 'no-host'" in told, "both at once"
     assert not (shelf / "run").exists()

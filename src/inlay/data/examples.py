@@ -153,7 +153,7 @@ def check_classes(task: Task, training: Sequence[Example], source: str) -> None:
     """Nothing can be learned about a class from one row, and nothing at all from one class."""
     counts = Counter(example.target for example in training)
     if len(counts) < 2:
-        only = task.labels[next(iter(counts))] if counts else "none"  # type: ignore[call-overload]
+        only = task.labels[int(next(iter(counts)) or 0)] if counts else "none"
         raise DataError(f"{source} has only one class ({only}); classification needs two or more.")
     lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
     if lonely:

@@ -66,7 +66,7 @@ class TrainingLoop:
     _: KW_ONLY
     objective: Objective = plain_loss
     """The loss of a step's portion."""
-    accelerator: Accelerator = None  # type: ignore[assignment]
+    accelerator: Accelerator = None
     """Without it, one that fits the recipe."""
     checkpoint: Path | None = None
     """The run is saved there as it goes, and goes on from there if the file exists."""
