@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inlay.compose.attention import FusionActivations, fusion_activations
+from inlay.compose.activations import FusionActivations, fusion_activations
 from inlay.training.batching import reading_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.tokens import Tokens

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from inlay.compose.consistency import mixture_loss
 from inlay.compose.fuse import penalty
-from inlay.compose.mix import mixture_loss
 from inlay.host.verbs import inlays_of
 from inlay.training.codec import Codec
 from inlay.training.evaluate import scores
