@@ -64,7 +64,7 @@ def get_ready(settings: Settings) -> Job:
         members=found.members,
         head=bench.head(settings.head_layers, settings.head_dropout),
     )
-    kind = settings.method if settings.mode == "inlay" else settings.mode
+    kind = found.method if found.method is not None else settings.mode
     resolved = filled(settings, kind, text=bench.form == "text").model_dump(include={"lr", "epochs"})
     settings = settings.model_copy(update=resolved | {"name": name})
     return Job(settings, found.prepared, bench.host, bench.codec(settings.max_length), name)
