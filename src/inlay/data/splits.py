@@ -65,8 +65,6 @@ def prepare(data: Data) -> Prepared:
         notes.append(f"{data.rows} training rows drawn with seed {SEED}")
     task, found = settled(task, tables["train"])
     train, validation, test = _examples_of(task, tables)
-    if task.kind == "classification":
-        check_classes(task, train, tables["train"].source)
     return Prepared(task, train, validation, test, tuple(notes + found))
 
 
@@ -77,6 +75,8 @@ def _examples_of(task: Task, tables: dict[str, Table]) -> list[list[Example]]:
     for split in ("train", "validation", "test"):
         try:
             made.append(examples(task, tables[split]) if split in tables else [])
+            if split == "train" and task.kind == "classification":
+                check_classes(task, made[0], tables["train"].source)
         except DataError as error:
             problems.append(str(error))
     if problems:
