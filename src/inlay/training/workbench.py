@@ -168,7 +168,7 @@ class Workbench:
         elif mode == "fusion":
             if len(members) < 2:
                 raise ConfigError(f"a fusion needs at least two members, got {len(members)}.")
-            names, same = _load_members(host, members, head)
+            names, same = _load_members(host, members, name, head)
             if norms is None:
                 norms = _common_norms(host, names)
             with warnings.catch_warnings():  # what it says of own norms was decided just now
@@ -194,7 +194,9 @@ def _class_for(form: AnswerForm) -> Any:
     }[form]
 
 
-def _load_members(host: PreTrainedModel, members: Sequence[Path], head: Head | None) -> tuple[list[str], bool]:
+def _load_members(
+    host: PreTrainedModel, members: Sequence[Path], fusion: str, head: Head | None
+) -> tuple[list[str], bool]:
     """Set members into the host without their heads, under names that differ; whatever does not fit is said at once.
 
     The last one, the target's own, brings its head if that has the same outputs: a fusion starts with it then. Returns
@@ -206,7 +208,8 @@ def _load_members(host: PreTrainedModel, members: Sequence[Path], head: Head | N
     for member in members:
         manifest = read_manifest(member)
         own = manifest.name
-        free = (name for number in count(1) if (name := own if number == 1 else f"{own[:60]}-{number}") not in names)
+        numbered = (own if number == 1 else f"{own[:60]}-{number}" for number in count(1))
+        free = (name for name in numbered if name not in (*names, fusion))
         same = member == members[-1] and head is not None and _has_outputs(manifest.head, head)
         try:
             names.append(str(load(host, member, name=next(free), head=same)))
