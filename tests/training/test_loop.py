@@ -93,7 +93,7 @@ def test_the_papers_rates_are_the_defaults():
     assert filled(Recipe(lr=7.0), "houlsby").lr == 7.0
     plain = {"houlsby": 1e-4, "pfeiffer": 1e-4, "parallel": 1e-4, "bapna": 1e-4}
     small = {"phm": 3e-3, "compacter": 3e-3, "compacter++": 3e-3, "lowrank": 3e-3}
-    others = {"bitfit": 3e-4, "mixture": 4e-4, "lora": 2e-4, "fusion": 5e-5, "head": 1e-3, "full": 2e-5}
+    others = {"bitfit": 3e-4, "lora": 2e-4, "fusion": 5e-5, "head": 1e-3, "full": 2e-5}
     for kind, lr in (plain | small | others).items():
         assert filled(Recipe(), kind).lr == lr, kind
     for kind, lr in (dict.fromkeys(plain, 3e-4) | small | others | {"full": 3e-4}).items():

@@ -64,4 +64,4 @@ def _confusion(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> s
     if task.kind != "classification" or len(task.labels) > MOST_LABELS:
         return None
     targets = [int(example.target) for example in judged.examples]  # type: ignore[arg-type]
-    return confusion(task.labels, targets, [int(answer.prediction) for answer in answers])
+    return confusion(task.labels, targets, [int(answer.prediction) for answer in answers])  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.checkpoints.manifest import read_manifest
 from inlay.checkpoints.ours import save
-from inlay.data import Prepared, prepare
+from inlay.data import Prepared, Task, prepare
 from inlay.errors import ConfigError, InlayError
 from inlay.host.verbs import inlays_of, summary
 from inlay.methods import Method, method_from
@@ -64,7 +64,7 @@ def get_ready(settings: Settings) -> Job:
         members=found.members,
         head=bench.head(settings.head_layers, settings.head_dropout),
     )
-    kind = settings.method if settings.mode == "inlay" else settings.mode
+    kind = found.method if found.method is not None else settings.mode
     resolved = filled(settings, kind, text=bench.form == "text").model_dump(include={"lr", "epochs"})
     settings = settings.model_copy(update=resolved | {"name": name})
     return Job(settings, found.prepared, bench.host, bench.codec(settings.max_length), name)
@@ -137,7 +137,7 @@ def train_run(settings: Settings, *, resume: bool = False, watch: Watcher | None
 
 def _check_same_rows(begun: dict[str, Any], now: dict[str, Any]) -> None:
     """A checkpoint is a place among the rows that the run began with."""
-    if begun and (begun["rows"], begun["task"]) != (now["rows"], now["task"]):
+    if begun and (begun["rows"], Task(**begun["task"])) != (now["rows"], Task(**now["task"])):
         then, here = (f"rows {facts['rows']}, labels {facts['task']['labels']}" for facts in (begun, now))
         raise ConfigError(f"the files are not those that the run began with ({then}; now {here}). Start a new run.")
 

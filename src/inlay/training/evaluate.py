@@ -40,7 +40,10 @@ def ask(
         for rows in reading_batches(split.features.lengths, BATCH)[rank::world]:
             batch = {name: tensor.to(host.device) for name, tensor in split.features.collate(rows).items()}
             batch.pop("labels", None)
-            said = _generated(host, codec, split, batch) if codec.form == "text" else codec.answers(scores(host, batch))
+            if codec.form == "text":
+                said = _generated(host, codec, split, batch)
+            else:
+                said = codec.answers(scores(host, batch), split, rows)
             found += zip(rows, said, strict=True)
             if watch is not None:
                 watch(len(rows))
@@ -54,10 +57,16 @@ def ask(
 
 
 def scores(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Logits; a choice that a row does not have gets the lowest number."""
+    """Logits; those of choices as (B, choices)."""
     there = batch.pop("there", None)
     logits: Tensor = model(**batch).logits
-    return logits if there is None else logits.masked_fill(~there, torch.finfo(logits.dtype).min)
+    return logits if there is None else by_choice(logits, there)
+
+
+def by_choice(logits: Tensor, there: Tensor) -> Tensor:
+    """One number per text, (texts, 1), as (B, choices). A choice that a row does not have gets the lowest number."""
+    lowest = torch.full(there.shape, torch.finfo(logits.dtype).min, dtype=logits.dtype, device=logits.device)
+    return lowest.masked_scatter(there, logits)
 
 
 def _generated(host: PreTrainedModel, codec: Codec, split: EncodedSplit, batch: dict[str, Tensor]) -> list[Answer]:
@@ -72,6 +81,8 @@ def attention_on(host: PreTrainedModel, fusion: str, split: EncodedSplit) -> Fus
     batches = []
     for rows in reading_batches(split.features.lengths, BATCH):
         batch = split.features.collate(rows)
-        batch.pop("there", None)
+        if split.features.made != "text":  # the host itself knows no loss for choices, words and windows
+            batch.pop("labels", None)
+            batch.pop("there", None)
         batches.append({name: tensor.to(host.device) for name, tensor in batch.items()})
     return fusion_activations(host, fusion, batches)

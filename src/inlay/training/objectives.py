@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -13,8 +12,7 @@ from inlay.compose.consistency import mixture_loss
 from inlay.compose.fuse import penalty
 from inlay.host.verbs import inlays_of
 from inlay.training.codec import Codec
-from inlay.training.evaluate import scores
-from inlay.training.tokens import IGNORED
+from inlay.training.evaluate import by_choice, scores
 
 
 @dataclass(frozen=True)
@@ -44,17 +42,18 @@ def plain_loss(model: nn.Module, host: PreTrainedModel, codec: Codec, portion: P
 
 
 def consistent_loss(model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion) -> Tensor:
-    """AdaMix: the task's loss of one draw, and how far another draw is from it."""
+    """AdaMix: the task's loss of one draw, and how far another draw is from it. Absent choices count in neither."""
     batch = dict(portion.batch)
     there = batch.pop("there", None)
-    counted = int((batch["labels"] != IGNORED).sum()) if codec.form == "text" else len(batch["labels"])
+
+    def compared(logits: Tensor) -> Tensor:
+        return codec.compared(logits) if there is None else by_choice(logits, there)
 
     def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
-        if there is not None:
-            logits = logits.masked_fill(~there, torch.finfo(logits.dtype).min)
-        return codec.loss(logits, labels) * portion.row_weight
+        return codec.loss(codec.compared(logits), labels) * portion.row_weight  # compared twice is as it was
 
-    return mixture_loss(model, batch, task_loss, weight=counted * portion.row_weight).loss
+    weight = codec.counted(batch["labels"]) * portion.row_weight
+    return mixture_loss(model, batch, task_loss, weight=weight, compared=compared, problem=codec.problem()).loss
 
 
 def objective_for(host: PreTrainedModel, name: str | None) -> Objective:
