@@ -39,7 +39,9 @@ def main() -> None:
     print(f"{'host':<16}{'labels':>7}{'ranking':>12}{'brief':>10}{'ratio':>8}{'free':>10}{'ratio':>8}")
     for name, sizes in HOSTS.items():
         torch.manual_seed(0)
-        config = hf.T5Config(**sizes, feed_forward_proj="gated-gelu", decoder_start_token_id=0, tie_word_embeddings=False)
+        config = hf.T5Config(
+            **sizes, feed_forward_proj="gated-gelu", decoder_start_token_id=0, tie_word_embeddings=False
+        )
         host = hf.T5ForConditionalGeneration(config).eval()
         ids = torch.randint(10, sizes["vocab_size"], (options.rows, options.tokens))
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from inlay.cli import main
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
 from inlay.errors import CheckpointError, ConfigError, SetupError
 from inlay.host.verbs import inlays_of
 from inlay.report.plots import plot_fusion, targets_by_members
@@ -33,7 +33,9 @@ def place(tmp_path_factory):
     write_rows(folder / "validation.jsonl", rows(24, seed=1))
     flipped = {"positive": "yes", "negative": "no"}
     for name, count in (("train", 48), ("validation", 24)):
-        other = [row | {"label": flipped[row["label"]] if i % 3 else "maybe"} for i, row in enumerate(rows(count, seed=2))]
+        other = [
+            row | {"label": flipped[row["label"]] if i % 3 else "maybe"} for i, row in enumerate(rows(count, seed=2))
+        ]
         write_rows(folder / f"other-{name}.jsonl", other)
     return folder
 
@@ -76,12 +78,29 @@ def test_fusion_settings_act(trained, tmp_path):
 
 def test_fusion_settings_reach_it_by_yaml_and_by_flags(trained, monkeypatch, capsys):
     monkeypatch.chdir(trained)
-    (trained / "job.yaml").write_text("query: output\nstrength: 0.25\ntask: second\nbatch_size: 16\nepochs: 1\nlr: 0.02\nthreads: 1\n")
-    files = ("--train-file", "other-train.jsonl", "--validation-file", "other-validation.jsonl", "--host", "bert", "--quiet")
-    main(["fuse", "a", "c", "--config", "job.yaml", *files, "--no-value", "--leave-out", "0", "--out", "flags", "--json"])
+    (trained / "job.yaml").write_text(
+        "query: output\nstrength: 0.25\ntask: second\nbatch_size: 16\nepochs: 1\nlr: 0.02\nthreads: 1\n"
+    )
+    files = (
+        "--train-file",
+        "other-train.jsonl",
+        "--validation-file",
+        "other-validation.jsonl",
+        "--host",
+        "bert",
+        "--quiet",
+    )
+    main(
+        ["fuse", "a", "c", "--config", "job.yaml", *files, "--no-value", "--leave-out", "0", "--out", "flags", "--json"]
+    )
     assert json.loads(capsys.readouterr().out)["mode"] == "fusion"
     saved = json.loads((trained / "flags" / "inlay" / "inlay.json").read_text())["method"]
-    assert (saved["query"], saved["strength"], saved["value"], saved["sites"]) == ("output", 0.25, False, ["encoder.1.ffn"])
+    assert (saved["query"], saved["strength"], saved["value"], saved["sites"]) == (
+        "output",
+        0.25,
+        False,
+        ["encoder.1.ffn"],
+    )
 
 
 def test_a_place_where_no_member_acts_is_refused(trained):
@@ -105,7 +124,22 @@ def test_every_unused_setting_is_named_at_once_and_nothing_is_written(place, mon
     monkeypatch.chdir(place)
     files = ("--train-file", "train.jsonl", "--validation-file", "validation.jsonl", "--batch-size", "16")
     with pytest.raises(SystemExit) as left:
-        main(["train", "--host", "bert", *files, "--answering", "ranking", "--select", "f2", "--rows-seed", "3", "--out", "nothing"])
+        main(
+            [
+                "train",
+                "--host",
+                "bert",
+                *files,
+                "--answering",
+                "ranking",
+                "--select",
+                "f2",
+                "--rows-seed",
+                "3",
+                "--out",
+                "nothing",
+            ]
+        )
     assert left.value.code == 2
     told = capsys.readouterr().err
     assert "answering is 'ranking', but nothing would use it: it needs a host that answers in text" in told
@@ -142,7 +176,11 @@ MIXTURE = {"method": "mixture", "options": {"method": {"kind": "pfeiffer", "redu
 
 
 def test_the_consistency_of_a_mixture(place):
-    for said, wanted in (({}, (1.0, True)), ({"consistency": 0.0}, (0.0, True)), ({"consistency_detach": False}, (1.0, False))):
+    for said, wanted in (
+        ({}, (1.0, True)),
+        ({"consistency": 0.0}, (0.0, True)),
+        ({"consistency_detach": False}, (1.0, False)),
+    ):
         job = get_ready(settings(place, "x", **MIXTURE, **said))
         found = objective_for(job.host, job.name, job.settings)
         assert (found.keywords["weight"], found.keywords["detach"]) == wanted
@@ -165,7 +203,21 @@ def test_the_routes_of_a_mixture(place, monkeypatch, capsys):
     assert torch.allclose(by_shares.sum(-1), torch.ones(len(by_shares), dtype=by_shares.dtype))
     assert torch.equal(shares(), merged), "afterwards it is the mean again"
     monkeypatch.chdir(place)
-    main(["eval", "mixture", "--routing", "ensemble", "--passes", "2", "--mean", "probabilities", "--json", "--threads", "1"])
+    main(
+        [
+            "eval",
+            "mixture",
+            "--routing",
+            "ensemble",
+            "--passes",
+            "2",
+            "--mean",
+            "probabilities",
+            "--json",
+            "--threads",
+            "1",
+        ]
+    )
     assert json.loads(capsys.readouterr().out)["scores"]["accuracy"] >= 0
 
 
@@ -180,7 +232,9 @@ def test_only_a_mixture_has_routes(trained):
 
 
 def tensors(run, head=False):
-    return {k: t for k, t in load_file(run / "inlay" / "weights.safetensors").items() if head or not k.startswith("head.")}
+    return {
+        k: t for k, t in load_file(run / "inlay" / "weights.safetensors").items() if head or not k.startswith("head.")
+    }
 
 
 def test_an_inlay_starts_from_another(trained, tmp_path):

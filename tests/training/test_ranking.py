@@ -127,8 +127,18 @@ def test_a_prompt_with_an_unknown_column_is_refused():
 def run(tmp_path_factory):
     """A T5 that has learned to say the labels, not too well."""
     place = tmp_path_factory.mktemp("t5")
-    files = {"train_file": write_rows(place / "train.jsonl", rows(96)), "validation_file": write_rows(place / "v.jsonl", rows(40, seed=1))}
-    common = {"host": str(save_t5(place / "t5")), "mode": "full", "lr": 0.01, "batch_size": 16, "epochs": 3, "threads": 1}
+    files = {
+        "train_file": write_rows(place / "train.jsonl", rows(96)),
+        "validation_file": write_rows(place / "v.jsonl", rows(40, seed=1)),
+    }
+    common = {
+        "host": str(save_t5(place / "t5")),
+        "mode": "full",
+        "lr": 0.01,
+        "batch_size": 16,
+        "epochs": 3,
+        "threads": 1,
+    }
     return train_run(Settings(**common, **files, answering="ranking", out=place / "run"))
 
 

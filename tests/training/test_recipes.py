@@ -174,7 +174,10 @@ def test_the_settings_of_a_fusion_are_those_of_add_fusion():
 
     known = inspect.signature(inlay.add_fusion).parameters
     assert set(FusionOptions.model_fields) <= set(known)
-    assert settings(None, "mode fusion", value=False, sites=["ffn"]).fusion_options() == {"value": False, "sites": ("ffn",)}
+    assert settings(None, "mode fusion", value=False, sites=["ffn"]).fusion_options() == {
+        "value": False,
+        "sites": ("ffn",),
+    }
 
 
 # the schedule and the optimizer
@@ -201,7 +204,11 @@ def test_the_schedules():
 
 
 def test_v_of_a_fusion_does_not_decay_and_a_hosts_own_value_does():
-    names = ("inlays.all.f.parts.encoder:0:ffn.value.weight", "bert.encoder.layer.0.attention.self.value.weight", "x.bias")
+    names = (
+        "inlays.all.f.parts.encoder:0:ffn.value.weight",
+        "bert.encoder.layer.0.attention.self.value.weight",
+        "x.bias",
+    )
     learned = {name: torch.nn.Parameter(torch.ones(2, 2) if "weight" in name else torch.ones(2)) for name in names}
     optimizer = adamw(learned, Recipe(lr=1e-3, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-6))
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}

@@ -12,7 +12,7 @@ from inlay.cli.flags import json_flag
 from inlay.cli.output import columns, shown, tell
 
 if TYPE_CHECKING:
-    from inlay.compose.attention import FusionActivations
+    from inlay.compose.activations import FusionActivations
 
 HELP = """Show what a run or an inlay is: its settings, counts, scores and curve; heat maps of fusions as a picture.
 

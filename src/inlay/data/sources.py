@@ -35,7 +35,7 @@ class Data(Config):
     hub: str | None = None
     """A data set of the hub instead of files, as name or name:config."""
     kind: Kind | None = None
-    """What your own rows ask for: classification (the default), regression, choice or text."""
+    """What your own rows ask for: classification (the default), regression, choice, multilabel, tags, spans or text."""
     text: str | None = None
     """The column of the text, or a template such as "{title}. {body}"."""
     pair: str | None = None
@@ -47,9 +47,9 @@ class Data(Config):
     labels: tuple[str, ...] | None = None
     """The labels in order; by default those of the training rows, which are shown."""
     metrics: tuple[Metric, ...] | None = None
-    """Metrics, the main one first: accuracy, f1, macro_f1, matthews, pearson, spearman, exact_match, token_f1."""
+    """Metrics, the main one first; by default the usual ones of the kind."""
     prompt: str | None = None
-    """What hosts that answer in text read, such as "qa question: {question}"; "" is the usual form of built-in tasks, too."""
+    """What hosts that answer in text read, such as "qa question: {question}"; "" is the usual form."""
     answers: Answers | None = None
     """How such hosts say a label or choice: words (the default), index, or text, a choice's own."""
     splits: Literal["official", "compacter"] = "official"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inlay.data.errors import DataError
-from inlay.data.examples import Example, check_classes, examples, find_labels, one_per_answer
+from inlay.data.examples import Example, check_classes, examples, one_per_answer, settled
 from inlay.data.rows import Table
 from inlay.data.sources import Data, read_splits
 from inlay.data.task import Task
@@ -67,16 +67,26 @@ def prepare(data: Data) -> Prepared:
     if data.rows is not None and data.rows < len(tables["train"]):
         tables["train"] = _drawn_apart(tables["train"], data.rows, data.rows_seed)[1]
         notes.append(f"{data.rows} training rows drawn with seed {data.rows_seed}")
-    if task.kind == "classification" and not task.labels:
-        task = task.model_copy(update={"labels": find_labels(task, tables["train"])})
-        notes.append(f"labels found: {', '.join(task.labels)}")
-    train = [each for example in examples(task, tables["train"]) for each in one_per_answer(example)]
-    if task.kind == "classification":
-        check_classes(task, train, tables["train"].source)
-    validation, test, mismatched = (
-        examples(task, tables[split]) if split in tables else [] for split in ("validation", "test", "mismatched")
-    )
-    return Prepared(task, train, validation, test, tuple(notes), mismatched)
+    task, found = settled(task, tables["train"])
+    train, validation, test, mismatched = _examples_of(task, tables)
+    train = [each for example in train for each in one_per_answer(example)]
+    return Prepared(task, train, validation, test, tuple(notes + found), mismatched)
+
+
+def _examples_of(task: Task, tables: dict[str, Table]) -> list[list[Example]]:
+    """The examples of every split; what is wrong in any of them is said at once."""
+    made: list[list[Example]] = []
+    problems: list[str] = []
+    for split in ("train", "validation", "test", "mismatched"):
+        try:
+            made.append(examples(task, tables[split]) if split in tables else [])
+            if split == "train" and task.kind == "classification":
+                check_classes(task, made[0], tables["train"].source)
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
+    return made
 
 
 def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str]) -> dict[str, Table]:

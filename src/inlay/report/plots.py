@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
 from inlay.errors import SetupError
 from inlay.storage.plain_json import number
 

@@ -153,13 +153,9 @@ def unused_here(settings: Settings, kind: str, text: bool) -> list[str]:
     needs = {
         "a host that answers in text, such as T5": () if text else OF_TEXT,
         "a head, and this host answers in text": OF_A_HEAD if text else (),
-        "a task of kind classification, and a host with a head": ()
-        if kind == "classification" and not text
-        else ("class_weights",),
-        "labels or words to choose from": ("label_smoothing",) if kind in ("regression", "choice") and not text else (),
-        "a list of answers to rank, as labels and choices are": ("answering",)
-        if kind in ("regression", "text")
-        else (),
+        "labels and a head that chooses one": () if kind == "classification" and not text else ("class_weights",),
+        "labels or words to choose from": () if text or kind in ("classification", "tags") else ("label_smoothing",),
+        "labels or choices to rank": () if kind in ("classification", "choice") else ("answering",),
     }
     return [_refusal(name, need, said[name]) for need, names in needs.items() for name in names if name in said]
 

@@ -75,10 +75,10 @@ def get_ready(settings: Settings, *, resume: bool = False) -> Job:
     )
     if settings.start is not None and name is not None:
         start_from(bench.host, name, inlay_in(settings.start))
-    kind = found.method.kind if found.method is not None else settings.mode
+    kind = found.method if found.method is not None else settings.mode
     resolved = filled(settings, kind, text=bench.form == "text").model_dump(include={"lr", "epochs"})
     if found.method is not None:
-        resolved["method"] = kind
+        resolved["method"] = found.method.kind
     settings = settings.model_copy(update=resolved | {"name": name})
     return Job(settings, found.prepared, bench.host, codec_for(bench, settings, found.prepared), name)
 

@@ -15,7 +15,7 @@ from inlay.data import Task, builtin_tasks, prepare
 from inlay.data.examples import Example, examples
 from inlay.data.rows import Table, read_table
 from inlay.errors import CheckpointError
-from inlay.host.heads import Head
+from inlay.host.heads import CHOICE, SPAN, Head
 from inlay.host.verbs import activate
 from inlay.runs.folder import RECORD, Run
 from inlay.runs.settings import Settings
@@ -54,6 +54,10 @@ class Opened:
 
     def _said(self, answer: Answer) -> dict[str, Any]:
         task = self.codec.task
+        if isinstance(answer.prediction, tuple):
+            return _several(task, answer)
+        if task.kind == "spans":
+            return {"answer": answer.prediction, "probability": round((answer.probabilities or (0.0,))[0], 6)}
         if task.kind != "classification":
             said: dict[str, Any] = {"prediction": answer.prediction}
             return said | ({"probabilities": list(answer.probabilities)} if answer.probabilities else {})
@@ -64,6 +68,15 @@ class Opened:
             else None
         )
         return {"label": label, "probabilities": shares}
+
+
+def _several(task: Task, answer: Answer) -> dict[str, Any]:
+    """Several labels of one text, or one for each word."""
+    assert isinstance(answer.prediction, tuple)
+    labels, shares = [task.labels[i] for i in answer.prediction], [round(p, 6) for p in answer.probabilities or ()]
+    if task.kind == "tags":
+        return {"tags": labels, "probabilities": shares}
+    return {"labels": labels, "probabilities": dict(zip(task.labels, shares, strict=True))}
 
 
 def open_for_use(path: Path, host_name: str | None = None) -> Opened:
@@ -92,7 +105,7 @@ def _open_run(run: Run, host_name: str | None) -> Opened:
 def set_in(host: PreTrainedModel, run: Run) -> str:
     """Set a run's inlay into a host, after the members that it is over; returns its name."""
     for member in sorted(run.members.iterdir()) if run.members.is_dir() else []:
-        load(host, member, name=member.name)
+        load(host, member, name=member.name, head=False)
     return _loaded(host, run.inlay)
 
 
@@ -107,6 +120,7 @@ def _ready(
     bench: Workbench, name: str | None, run: Run | None, max_length: int, config: Mapping[str, Any] | None = None
 ) -> Opened:
     if name is not None:
+        bench.check_head(name)
         activate(bench.host, name)
     asked = {field: config[field] for field in Recipe.model_fields if config is not None and field in config}
     codec = asking(bench.codec(max_length), Recipe(**asked))
@@ -122,9 +136,12 @@ def _task_of(manifest: Manifest) -> Task:
         raise CheckpointError(
             "this inlay has no head of its own, so its labels are not known; give the run it came from."
         )
-    labels = Head(**manifest.head).names or ()
-    return (
-        Task(name=name or manifest.name, labels=labels)
-        if len(labels) > 1
-        else Task(name=name or manifest.name, kind="regression")
-    )
+    head = Head(**manifest.head)
+    labels, called = head.names or (), name or manifest.name
+    if head.per_token:
+        return Task(name=called, kind="spans") if labels == SPAN else Task(name=called, kind="tags", labels=labels)
+    if labels == CHOICE:
+        return Task(name=called, kind="choice")
+    if head.problem_type == "multi_label_classification":
+        return Task(name=called, kind="multilabel", labels=labels)
+    return Task(name=called, labels=labels) if len(labels) > 1 else Task(name=called, kind="regression")

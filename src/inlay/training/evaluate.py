@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inlay.compose.attention import FusionActivations, fusion_activations
+from inlay.compose.activations import FusionActivations, fusion_activations
 from inlay.compose.ensemble import routing
 from inlay.errors import ConfigError
 from inlay.host.setup import names_in
@@ -46,6 +46,8 @@ class Route:
         return self.passes if self.routing == "ensemble" else 1
 
     def check(self, codec: Codec) -> None:
+        if self.mean == "probabilities" and codec.task.kind not in ("classification", "choice"):
+            raise ConfigError(f"{codec.task.kind} has no probabilities to average; use the mean of logits.")
         if self.routing == "ensemble" and codec.form == "text":
             raise ConfigError(
                 "an ensemble needs a host with a head; one that answers in text has no logits to average."
@@ -106,10 +108,16 @@ def ask(
 
 
 def scores(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Logits; a choice that a row does not have gets the lowest number."""
+    """Logits; those of choices as (B, choices)."""
     there = batch.pop("there", None)
     logits: Tensor = model(**batch).logits
-    return logits if there is None else logits.masked_fill(~there, torch.finfo(logits.dtype).min)
+    return logits if there is None else by_choice(logits, there)
+
+
+def by_choice(logits: Tensor, there: Tensor) -> Tensor:
+    """One number per text, (texts, 1), as (B, choices). A choice that a row does not have gets the lowest number."""
+    lowest = torch.full(there.shape, torch.finfo(logits.dtype).min, dtype=logits.dtype, device=logits.device)
+    return lowest.masked_scatter(there, logits)
 
 
 def _answered(
@@ -117,7 +125,7 @@ def _answered(
 ) -> list[Answer]:
     """One batch."""
     if codec.form != "text":
-        return codec.answers(route.mean_of([scores(host, dict(batch)) for _ in range(route.times)]))
+        return codec.answers(route.mean_of([scores(host, dict(batch)) for _ in range(route.times)]), split, rows)
     candidates = [codec.candidates(split.examples[row]) for row in rows]
     if codec.answering == "ranking" and all(candidates):
         return ranked(host, codec, batch, [each for each in candidates if each])
@@ -138,6 +146,8 @@ def attention_on(host: PreTrainedModel, fusion: str, split: EncodedSplit) -> Fus
     batches = []
     for rows in reading_batches(split.features.lengths, BATCH):
         batch = split.features.collate(rows)
-        batch.pop("there", None)
+        if split.features.made != "text":  # the host itself knows no loss for choices, words and windows
+            batch.pop("labels", None)
+            batch.pop("there", None)
         batches.append({name: tensor.to(host.device) for name, tensor in batch.items()})
     return fusion_activations(host, fusion, batches)

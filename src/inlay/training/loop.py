@@ -55,7 +55,7 @@ class Outcome:
     """One entry per evaluation."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class TrainingLoop:
     """Trains whatever requires gradients; after `run` the host holds the state that was best on the validation rows."""
 
@@ -67,7 +67,7 @@ class TrainingLoop:
     _: KW_ONLY
     objective: Objective = plain_loss
     """The loss of a step's portion."""
-    accelerator: Accelerator = None  # type: ignore[assignment]
+    accelerator: Accelerator = None
     """Without it, one that fits the recipe."""
     checkpoint: Path | None = None
     """The run is saved there as it goes, and goes on from there if the file exists."""

@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from inlay.compose.consistency import mixture_loss
 from inlay.compose.fuse import penalty
-from inlay.compose.mix import mixture_loss
 from inlay.host.verbs import inlays_of
 from inlay.training.codec import Codec
-from inlay.training.evaluate import scores
+from inlay.training.evaluate import by_choice, scores
 from inlay.training.recipe import Recipe
-from inlay.training.tokens import IGNORED
 
 
 @dataclass(frozen=True)
@@ -48,18 +46,20 @@ def plain_loss(model: nn.Module, host: PreTrainedModel, codec: Codec, portion: P
 def consistent_loss(
     model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion, *, weight: float = 1.0, detach: bool = True
 ) -> Tensor:
-    """AdaMix: the task's loss of one draw, and how far another draw is from it; see `mixture_loss`."""
+    """AdaMix: the task's loss of one draw, and how far another draw is from it. Absent choices count in neither."""
     batch = dict(portion.batch)
     there = batch.pop("there", None)
-    counted = int((batch["labels"] != IGNORED).sum()) if codec.form == "text" else len(batch["labels"])
+
+    def compared(logits: Tensor) -> Tensor:
+        return codec.compared(logits) if there is None else by_choice(logits, there)
 
     def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
-        if there is not None:
-            logits = logits.masked_fill(~there, torch.finfo(logits.dtype).min)
-        return codec.loss(logits, labels) * portion.row_weight
+        return codec.loss(codec.compared(logits), labels) * portion.row_weight  # compared twice is as it was
 
-    share = counted * portion.row_weight
-    return mixture_loss(model, batch, task_loss, weight=weight * share, detach=detach).loss
+    whole = codec.counted(batch["labels"]) * portion.row_weight * weight
+    return mixture_loss(
+        model, batch, task_loss, weight=whole, detach=detach, compared=compared, problem=codec.problem()
+    ).loss
 
 
 def objective_for(host: PreTrainedModel, name: str | None, recipe: Recipe | None = None) -> Objective:

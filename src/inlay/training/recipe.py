@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
 from inlay.config import Config
 from inlay.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from inlay.methods import Method
 
 Mode = Literal["inlay", "head", "full", "fusion"]
 Schedule = Literal["linear", "cosine", "constant"]
@@ -123,8 +126,8 @@ MODE_RATES: dict[str, tuple[float, float]] = {"head": (1e-3, 1e-3), "full": (2e-
 MODE_EPOCHS = 30
 
 
-def filled(recipe: Recipe, kind: str, *, text: bool = False) -> Recipe:
-    """A recipe with nothing left open, for a method's kind or for the mode 'head' or 'full'.
+def filled(recipe: Recipe, kind: str | Method, *, text: bool = False) -> Recipe:
+    """A recipe with nothing left open, for a method or its kind, or for the mode 'head' or 'full'.
 
     text: whether the host answers in text. A method says itself what its paper used.
     """
@@ -132,8 +135,10 @@ def filled(recipe: Recipe, kind: str, *, text: bool = False) -> Recipe:
     return recipe.model_copy(update={"lr": recipe.lr or lr, "epochs": recipe.epochs or epochs})
 
 
-def _usual(kind: str, text: bool) -> tuple[float, int]:
+def _usual(kind: str | Method, text: bool) -> tuple[float, int]:
     """Learning rate and epochs."""
+    if not isinstance(kind, str):
+        return kind.usual_rate(text), kind.epochs
     if kind in MODE_RATES:
         return MODE_RATES[kind][text], MODE_EPOCHS
     from inlay.methods import METHODS  # here, because it imports torch, which flags and settings do without
