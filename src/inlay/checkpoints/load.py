@@ -27,13 +27,14 @@ FOREIGN: tuple[Callable[[Folder], Reader | None], ...] = (peft.reader_of, adapte
 
 def load(
     host: nn.Module, path: str | os.PathLike[str], *,
-    name: str | None = None, any_members: bool = False, pickled: bool = False,
+    name: str | None = None, any_members: bool = False, any_host: bool = False, pickled: bool = False,
 ) -> str | Setup:  # fmt: skip
     """Set a saved inlay into a host, under its own or another name; returns the name. All mismatches come at once.
 
     Folders of `adapters` and `peft` are known by their files and read too; a whole setup of `adapters` returns the
     setup to activate instead of a name.
     any_members: a fusion needs its members on the host, and the very ones it was trained with unless this is set.
+    any_host:    load also into a host of the same form whose weights are not those that it was trained on.
     pickled:     also read the `.bin` files of those libraries, as tensors only: nothing in them is executed.
     """
     model = bare(host)
@@ -43,4 +44,4 @@ def load(
             for reader_of in FOREIGN:
                 if (read := reader_of(foreign)) is not None:
                     return read(model, foreign, name, pickled)
-        return load_ours(model, folder, name, any_members)
+        return load_ours(model, folder, name, any_members, any_host)

@@ -35,11 +35,11 @@ class Settings(Data, Recipe):
     """The method's own settings, as in reduction=16."""
     members: tuple[Path, ...] = ()
     """Runs or inlays to fuse (mode fusion)."""
-    head_layers: int = Field(default=1, ge=1)
+    head_layers: int = Field(default=1, ge=1, le=64)
     """How many linear layers the head has."""
     head_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout before each layer of the head."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads that torch uses; by default half of the cores."""
     trackers: tuple[Tracker, ...] = ()
     """Log to these as well, if they are installed: tensorboard, wandb, mlflow."""

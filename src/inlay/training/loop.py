@@ -24,7 +24,7 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inlay.errors import ConfigError
+from inlay.errors import ConfigError, InlayError
 from inlay.training.batching import padding_share, portion, training_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import ask
@@ -36,6 +36,18 @@ from inlay.training.state import Learned, Position, load_state, random_state, sa
 
 Entry = dict[str, float]
 """What is logged of one evaluation: step, epoch, loss, lr and validation_<metric>."""
+
+
+class Diverged(InlayError):
+    """Training met a number that is not finite. The last checkpoint still holds the best state so far."""
+
+    def __init__(self, step: int, seen: str, best_step: int | None) -> None:
+        kept = "nothing was learned before" if best_step is None else f"the best state so far is that of step {best_step:,}"
+        super().__init__(
+            f"training has diverged: {seen} at step {step:,}; {kept}. Use a smaller learning rate (lr), more warmup, "
+            f"and look for targets that are far too large."
+        )
+        self.best_step = best_step
 
 
 @dataclass
@@ -155,6 +167,7 @@ class TrainingLoop:
                 loss = self.objective(self.model, self.host, self.codec, Portion(batch, row_weight, 1 / len(portions)))
                 self.accelerator.backward(loss)
             step_loss += float(loss.detach())
+        self._check_finite(math.isfinite(step_loss), f"the loss is {step_loss}")
         if self.recipe.clip:
             self.accelerator.clip_grad_norm_(self.learned.now.values(), self.recipe.clip)
         self.optimizer.step()
@@ -163,6 +176,14 @@ class TrainingLoop:
         self.position.loss_sum += step_loss
         self.position.loss_steps += 1
         self.watch.step(self.position.step, step_loss, self._best_so_far())
+
+    def _check_finite(self, fine: bool, seen: str) -> None:
+        """Stop before a number that is not finite gets into what is kept; all processes stop at the same step."""
+        if self.accelerator.num_processes > 1:
+            fine = min(gather_object([fine]))
+        if not fine:
+            best = self.position.best_step if self.learned.best else None
+            raise Diverged(self.position.step, seen, best)
 
     def _portions(self, rows: list[int]) -> list[tuple[list[int], float]]:
         """This process's rows of a batch in `accumulate` portions, each with what one of its rows counts."""
@@ -190,6 +211,7 @@ class TrainingLoop:
 
     def _evaluate(self) -> None:
         """Measure, log, keep the best state, and stop early where patience has run out."""
+        self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
         at, scores = self.position, self.codec.measure(self.validation, self._answers())
         loss = torch.tensor(at.loss_sum / at.loss_steps if at.loss_steps else math.nan, device=self.accelerator.device)
         at.loss_sum, at.loss_steps = 0.0, 0
@@ -227,6 +249,7 @@ class TrainingLoop:
     def _save(self) -> None:
         if self.checkpoint is None:
             return
+        self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
         states = gather_object([random_state()]) if self.accelerator.num_processes > 1 else [random_state()]
         if self.accelerator.is_main_process:
             save_state(self.checkpoint, self.position, self.learned, self.optimizer.optimizer, states)

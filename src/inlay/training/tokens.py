@@ -13,8 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -22,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from inlay.data.examples import Example
 from inlay.storage.cache import cache_folder
 from inlay.storage.files import write_whole
+from inlay.storage.tensor_file import Damaged, pack, unpack
 
 Target = int | float | str | None
 """What an example asks for: the index of a label or choice, a number, a text; None where it is not known."""
@@ -136,16 +135,16 @@ def _tokens(
     """Tokens from the cache, or made and put there."""
     file = cache_folder() / "tokens" / f"{_key(tokenizer, texts, pairs, max_length)}.safetensors"
     try:
-        kept = safetensors.torch.load_file(file)
+        kept, _ = unpack(file)
         return Tokens(kept, kept.pop("starts")), True
-    except (OSError, safetensors.SafetensorError):
+    except (OSError, Damaged, KeyError):
         pass  # not there yet, or damaged: made anew
     seconds = [pair or "" for pair in pairs] if any(pair is not None for pair in pairs) else None
     made = tokenizer(texts, seconds, truncation=True, max_length=max_length, return_attention_mask=False)
     starts = torch.tensor([0, *map(len, made["input_ids"])]).cumsum(0)
     columns = {name: torch.tensor([i for row in rows for i in row], dtype=torch.int32) for name, rows in made.items()}
     with suppress(OSError):  # a cache that cannot be written costs time, not the run
-        write_whole(file, safetensors.torch.save(columns | {"starts": starts}))
+        write_whole(file, pack(columns | {"starts": starts}))
     return Tokens(columns, starts), False
 
 
