@@ -66,7 +66,7 @@ def _check_texts(config: type[Config], fields: dict[str, Any]) -> None:
     if wrong:
         raise ConfigError(
             "\n".join(
-                f"{config.__name__}.{name}: a text must be whole Unicode without NUL characters, got {_short(fields[name])}"
+                f"{config.__name__}.{name}: a text must be whole Unicode without NUL, got {_short(fields[name])}"
                 for name in wrong
             )
         )

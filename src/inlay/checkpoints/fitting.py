@@ -48,13 +48,13 @@ def describe_host(host: PreTrainedModel, anatomy: Anatomy) -> dict[str, Any]:
 def host_fingerprint(host: PreTrainedModel) -> str | None:
     """A digest of a few slices of the host's weights: its embeddings, and its first, middle and last layers.
 
-    Taken in bfloat16, so that a host that is opened in half precision is the same host. None where the weights cannot be
-    compared: quantised, in float16, elsewhere than here, or with an inlay folded into them.
+    Taken in bfloat16, so that a host that is opened in half precision is the same host. None where the weights cannot
+    be compared: quantised, in float16, elsewhere than here, or with an inlay folded into them.
     """
     inlays = getattr(host, ATTRIBUTE, None)
     if inlays is not None and inlays.folded is not None:
         return None
-    body = host.base_model  # without the head, which may be new
+    body: Any = host.base_model  # without the head, which may be new
     layers: list[Tensor] = [
         weight for name, weight in body.named_parameters()
         if re.search(r"\.\d+\.", name) and not name.startswith(f"{ATTRIBUTE}.") and weight.dim() > 1
@@ -72,13 +72,13 @@ def host_mismatches(saved: dict[str, Any], here: dict[str, Any], any_host: bool 
         f"it was made for a host with {what} {saved.get(what)!r}, this one has {here[what]!r}"
         for what in ("family", "hidden_size", "layers", "heads") if saved.get(what) != here[what]
     ]  # fmt: skip
-    if not problems and not any_host and None not in (saved.get("weights"), here["weights"]):
-        if saved["weights"] != here["weights"]:
-            problems.append(
-                f"its host ({saved.get('name') or 'not named'}) had other weights than this one "
-                f"({here['name'] or 'not named'}), so that what it learned is of no use here "
-                f"(any_host=True, or --any-host, loads all the same)"
-            )
+    then, now = saved.get("weights"), here["weights"]
+    if not problems and not any_host and None not in (then, now) and then != now:
+        problems.append(
+            f"its host ({saved.get('name') or 'not named'}) had other weights than this one "
+            f"({here['name'] or 'not named'}), so that what it learned is of no use here "
+            f"(any_host=True, or --any-host, loads all the same)"
+        )
     return problems
 
 
@@ -128,6 +128,7 @@ def tensor_mismatches(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> li
     ]  # fmt: skip
     problems += [
         f"tensor {key} holds {found[key].dtype}, expected floating-point numbers"
-        for key in wanted.keys() & found.keys() if wanted[key].is_floating_point() and not found[key].is_floating_point()
+        for key in wanted.keys() & found.keys()
+        if wanted[key].is_floating_point() and not found[key].is_floating_point()
     ]  # fmt: skip
     return sorted(problems)

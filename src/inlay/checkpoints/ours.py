@@ -144,6 +144,7 @@ def read(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
         raise CheckpointError(f"{folder / WEIGHTS} is not a safetensors file: {error}") from None
     if broken := not_finite(tensors):
         raise CheckpointError(
-            f"{folder / WEIGHTS} holds numbers that are not finite ({', '.join(broken[:4])}): its training has diverged."
+            f"{folder / WEIGHTS} holds numbers that are not finite ({', '.join(broken[:4])}): "
+            f"its training has diverged."
         )
     return manifest, tensors

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import ConfigDict, Field, field_validator
 
 from inlay.data.sources import Data
 from inlay.errors import ConfigError
+from inlay.runs.yaml_text import read_yaml
 from inlay.training.recipe import Mode, Recipe
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -41,6 +41,8 @@ class Settings(Data, Recipe):
     """Dropout before each layer of the head."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads that torch uses; by default half of the cores."""
+    eval_rows: int | None = Field(default=None, ge=1)
+    """Ask at most this many validation rows at each evaluation; by default all."""
     trackers: tuple[Tracker, ...] = ()
     """Log to these as well, if they are installed: tensorboard, wandb, mlflow."""
 
@@ -58,5 +60,5 @@ def named_values(pairs: Iterable[str]) -> dict[str, Any]:
         name, equals, value = str(pair).partition("=")
         if not equals:
             raise ConfigError(f"an option is name=value, got {pair!r}")
-        found[name.strip()] = yaml.safe_load(value)
+        found[name.strip()] = read_yaml(value, f"the value of the option {name.strip()!r}")
     return found

@@ -30,7 +30,7 @@ from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import ask
 from inlay.training.interrupt import Interrupted, Interrupts
 from inlay.training.objectives import Objective, Portion, plain_loss
-from inlay.training.progress import Silent, Watcher
+from inlay.training.progress import Silent, Watcher, counter
 from inlay.training.recipe import Recipe
 from inlay.training.state import Learned, Position, load_state, random_state, save_state
 
@@ -42,12 +42,23 @@ class Diverged(InlayError):
     """Training met a number that is not finite. The last checkpoint still holds the best state so far."""
 
     def __init__(self, step: int, seen: str, best_step: int | None) -> None:
-        kept = "nothing was learned before" if best_step is None else f"the best state so far is that of step {best_step:,}"
+        kept = (
+            "nothing was learned before"
+            if best_step is None
+            else f"the best state so far is that of step {best_step:,}"
+        )
         super().__init__(
             f"training has diverged: {seen} at step {step:,}; {kept}. Use a smaller learning rate (lr), more warmup, "
             f"and look for targets that are far too large."
         )
         self.best_step = best_step
+
+    @classmethod
+    def told(cls, message: str) -> Diverged:
+        """With another message."""
+        error = cls(0, "", None)
+        error.args = (message,)
+        return error
 
 
 @dataclass
@@ -64,6 +75,8 @@ class Outcome:
     """Share of all training positions that was padding, in the first epoch."""
     history: list[Entry] = field(default_factory=list)
     """One entry per evaluation."""
+    answers: list[Answer] | None = None
+    """To the validation rows at the best evaluation, if it was in this process."""
 
 
 @dataclass
@@ -88,6 +101,8 @@ class TrainingLoop:
     """Is told the step that training goes on from, before the first one."""
     watch: Watcher = field(default_factory=Silent)
     title: str = "train"
+    finish_now: bool = False
+    """Train no further than the checkpoint."""
 
     def __post_init__(self) -> None:
         recipe = self.recipe
@@ -110,6 +125,7 @@ class TrainingLoop:
         self.position = Position()
         self.history: list[Entry] = []
         self.seen_rows = 0
+        self.best_answers: list[Answer] | None = None
 
     def run(self) -> Outcome:
         self._resume()
@@ -135,6 +151,7 @@ class TrainingLoop:
         torch.manual_seed(self.recipe.seed + 1_000 * process)
         if self.checkpoint is not None and self.checkpoint.exists():
             self.position = load_state(self.checkpoint, self.learned, self.optimizer.optimizer, process)
+        self.position.stopped |= self.finish_now
         if self.rewind is not None and self.accelerator.is_main_process:
             self.rewind(self.position.step)
 
@@ -212,7 +229,8 @@ class TrainingLoop:
     def _evaluate(self) -> None:
         """Measure, log, keep the best state, and stop early where patience has run out."""
         self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
-        at, scores = self.position, self.codec.measure(self.validation, self._answers())
+        at, answers = self.position, self._answers()
+        scores = self.codec.measure(self.validation, answers)
         loss = torch.tensor(at.loss_sum / at.loss_steps if at.loss_steps else math.nan, device=self.accelerator.device)
         at.loss_sum, at.loss_steps = 0.0, 0
         self._log(
@@ -229,6 +247,7 @@ class TrainingLoop:
             at.best, at.waited = (main if math.isfinite(main) else -math.inf), 0
             at.best_step, at.best_scores = at.step, scores
             self.learned.keep()
+            self.best_answers = answers
         else:
             at.waited += 1
         at.stopped = bool(self.recipe.patience) and at.waited >= self.recipe.patience
@@ -236,7 +255,8 @@ class TrainingLoop:
     def _answers(self) -> list[Answer]:
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices):  # asking leaves no trace in the random numbers of training
-            return ask(self.host, self.codec, self.validation, accelerator=self.accelerator)
+            count = counter(self.watch, len(self.validation.examples))
+            return ask(self.host, self.codec, self.validation, accelerator=self.accelerator, watch=count)
 
     def _log(self, entry: Entry) -> None:
         self.history.append(entry)
@@ -266,7 +286,7 @@ class TrainingLoop:
         at = self.position
         padding = padding_share(self.lengths, self._batches_of(epoch=0))
         speed = self.seen_rows / max(seconds, 1e-9)
-        return Outcome(at.best_scores, at.best_step, at.step, seconds, speed, padding, self.history)
+        return Outcome(at.best_scores, at.best_step, at.step, seconds, speed, padding, self.history, self.best_answers)
 
 
 def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path | None = None) -> Accelerator:

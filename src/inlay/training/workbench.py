@@ -38,11 +38,12 @@ from inlay.training.codec import AnswerForm, Codec, answer_form
 from inlay.training.recipe import Mode
 
 
-def open_config(name: str) -> PretrainedConfig:
-    """A host's configuration, by the name or folder of the host."""
+def open_config(name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """A host's configuration, by the name or folder of the host; its own code runs only where that is trusted."""
     try:
-        return transformers.AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _refuse_remote_code(name, error)
         raise InlayError(
             f"no host {name!r}: neither a folder with a config.json nor a model that the hub would give. "
             f"{_first_line(error)}"
@@ -60,16 +61,20 @@ class Workbench:
     """How the host answers this task."""
 
     @classmethod
-    def open(cls, name: str, task: Task, config: PretrainedConfig | None = None) -> Workbench:
+    def open(
+        cls, name: str, task: Task, config: PretrainedConfig | None = None, *, trust_remote_code: bool = False
+    ) -> Workbench:
         """Open a host by its name or folder; `config` is its configuration, where that has been opened already."""
-        config = copy.deepcopy(config) if config is not None else open_config(name)
+        trust = {"trust_remote_code": trust_remote_code}
+        config = copy.deepcopy(config) if config is not None else open_config(name, **trust)
         form = answer_form(task, config)
         if form == "labels":
             config.num_labels = max(1, len(task.labels))
         try:
-            host = _class_for(form).from_pretrained(name, config=config, dtype=torch.float32)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+            host = _class_for(form).from_pretrained(name, config=config, dtype=torch.float32, **trust)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name, **trust)
         except (OSError, ValueError) as error:
+            _refuse_remote_code(name, error)
             raise InlayError(f"the host {name!r} cannot be opened for {task.kind}: {_first_line(error)}") from None
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -110,10 +115,12 @@ class Workbench:
         method: Method | None = None,
         members: Sequence[Path] = (),
         head: Head | None = None,
+        any_host: bool = False,
     ) -> str | None:
         """Set into the host what the mode trains, and let only that train. Returns the inlay's name, if there is one.
 
         head: its head; without it `self.head()`.
+        any_host: take members also of a host with other weights.
         """
         host, head = self.host, head or self.head()
         if mode == "inlay":
@@ -123,7 +130,7 @@ class Workbench:
         elif mode == "fusion":
             if len(members) < 2:
                 raise ConfigError(f"a fusion needs at least two members, got {len(members)}.")
-            _add_fusion(host, name, _load_members(host, members), head)
+            _add_fusion(host, name, _load_members(host, members, any_host), head)
         elif head is not None:
             add(host, name, HeadOnly(), head=head)
         elif mode == "head":
@@ -145,13 +152,13 @@ def _class_for(form: AnswerForm) -> Any:
     }[form]
 
 
-def _load_members(host: PreTrainedModel, members: Sequence[Path]) -> list[str]:
+def _load_members(host: PreTrainedModel, members: Sequence[Path], any_host: bool = False) -> list[str]:
     """Set members into the host; where another has a member's name already, under that name with a number."""
     names: list[str] = []
     for member in members:
         own = read_manifest(member).name
         free = (name for number in count(1) if (name := own if number == 1 else f"{own[:60]}-{number}") not in names)
-        names.append(str(load(host, member, name=next(free))))
+        names.append(str(load(host, member, name=next(free), any_host=any_host)))
     return names
 
 
@@ -173,6 +180,14 @@ def _train_everything(host: PreTrainedModel, name: str | None) -> str | None:
         if not any(path.startswith(f"{module}.") for module in idle):
             parameter.requires_grad_(True)
     return name
+
+
+def _refuse_remote_code(name: str, error: Exception) -> None:
+    if "trust_remote_code" in str(error):
+        raise InlayError(
+            f"the host {name!r} runs Python code of its own, which is refused. If you trust it: --trust-remote-code, "
+            f"or trust_remote_code=True."
+        ) from None
 
 
 def _first_line(error: Exception) -> str:
