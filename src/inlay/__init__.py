@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from inlay.host.setup import Average, Fuse, Rows, Setup, Stack
     from inlay.host.verbs import activate, activated, active, add, freeze, leave_out, remove, strip, summary, train
     from inlay.methods import (
+        IA3,
         METHODS,
         PHM,
         AdapterDrop,
@@ -72,6 +73,7 @@ _PUBLIC = {
     "inlay.methods": (
         "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop", "PHM", "Compacter",
         "CompacterPlusPlus", "LowRank", "BitFit", "LoRA", "Mixture", "HeadOnly",
+        "IA3",
     ),
     "inlay.anatomy.families": ("register_family",),
     "inlay.anatomy.places": ("Branch", "Family", "Layers", "Projection"),

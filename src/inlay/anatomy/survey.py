@@ -129,7 +129,7 @@ class Anatomy:
 
     def _with_branch(self, place: Place) -> Place:
         """A place with the branch whose output its module gives, if there is one."""
-        if place.projection is not None and place.projection.parts > 1:
+        if place.acts != "output" or (place.projection is not None and place.projection.parts > 1):
             return place
         found = next((name for name, end in self.branches.items() if place.module in end.modules), "")
         return replace(place, branch=found)
@@ -159,6 +159,10 @@ class Anatomy:
             raise AnatomyError(f"no such layer: {', '.join(map(repr, unknown))}. This host has {have}.")
 
 
+INPUTS = ("o", "cross_o", "ffn_out")
+"""The projections whose input an inlay can change."""
+ATTENTIONS = {"self_attention": "k", "cross_attention": "cross_k"}
+"""The kinds of attention, and the projection that makes its keys."""
 LAST_PROJECTION = {"attention": "o", "ffn": "ffn_out"}
 """The projection that a branch ends in."""
 
@@ -206,8 +210,24 @@ def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, la
         there = [p for p in projections if has_module(host, at(p.path))]
         for projection in there:
             yield projected(role if len(there) == 1 else f"{role}.{last_word(projection.path)}", role, projection)
+        if role in INPUTS and len(there) == 1:
+            place = projected(f"{role}.input", f"{role}.input", there[0])
+            yield replace(place, projection=None, d_out=place.d_in, acts="input")
     for path, role in _whole_modules(layers).items():
         yield projected(role, role, Projection(path))
+    for kind, role in ATTENTIONS.items():
+        yield from _attention_places(host, kind, stack, index, prefix, layers.projections.get(role, ()))
+
+
+def _attention_places(
+    host: PreTrainedModel, kind: str, stack: str, index: int, prefix: str, keys: tuple[Projection, ...]
+) -> Iterator[Place]:  # fmt: skip
+    """The attention module is the one that holds the projection to keys."""
+    for projection in keys:
+        if has_module(host, f"{prefix}.{projection.path}"):
+            module = f"{prefix}.{projection.path.rpartition('.')[0]}"
+            d_in, d_out = projection.sizes(host.get_submodule(f"{prefix}.{projection.path}"))
+            yield Place(f"{stack}.{index}.{kind}", kind, module, stack, index, d_in=d_in, d_out=d_out, acts="keys")
 
 
 def _whole_modules(layers: Layers) -> dict[str, str]:

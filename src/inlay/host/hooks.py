@@ -2,6 +2,7 @@
 
     BranchInput   catches r where a branch begins
     Site          one host module whose output the active setup may change
+    InputSite     one host module whose input it may change
     Entry         the host and its base model as a whole: what has to be known before the first layer and after the last
 
 All of them are modules without parameters that live in the host's tree, beside the inlays. Their hooks are bound
@@ -36,6 +37,8 @@ class Plan:
     setup: Setup = None
     steps: Mapping[str, Step] = field(default_factory=dict)
     """Host module to what is made of its output; elsewhere the host is left alone."""
+    inputs: Mapping[str, Step] = field(default_factory=dict)
+    """Host module to what is made of its input."""
     keeps: frozenset[str] = frozenset()
     """Modules whose input is read by a step at a later module of the same branch."""
     lasts: frozenset[str] = frozenset()
@@ -161,6 +164,20 @@ class Site(Hooked):
         if self.path in plan.lasts:
             branch.clear()
         return step(output, seen)
+
+
+class InputSite(Hooked):
+    """One host module whose input some inlay changes."""
+
+    def __init__(self, host: nn.Module, path: str, active: Active) -> None:
+        super().__init__()
+        self.path = path
+        self.active = (active,)
+        self.handles.append(host.get_submodule(path).register_forward_pre_hook(self.enter))
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        step = self.active[0].plan.inputs.get(self.path)
+        return None if step is None else (step(args[0], Seen(args)), *args[1:])
 
 
 class HeadSite(Site):

@@ -20,11 +20,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from inlay.anatomy.modules import inside
-from inlay.anatomy.places import Place
+from inlay.anatomy.places import Acts, Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import NamingError, SetupError, nearest
 from inlay.host.heads import Head, bare_copy, build_head
-from inlay.host.hooks import Active, BranchInput, Entry, HeadSite, Site, is_hooked
+from inlay.host.hooks import Active, BranchInput, Entry, HeadSite, Hooked, InputSite, Site, is_hooked
 from inlay.host.resolve import Resolver, member_part
 from inlay.host.setup import Setup, check_setup, names_in
 from inlay.methods.acting import Draw, Reads
@@ -39,9 +39,9 @@ def key_of(name: str) -> str:
     return f"{key}:" if hasattr(nn.ModuleDict, key) else key
 
 
-def site_key(path: str) -> str:
+def site_key(path: str, acts: Acts = "output") -> str:
     """A host module's path as a module's name, which ends like no name of the host's own."""
-    return f"at:{path.replace('.', ':')}"
+    return f"{'at' if acts == 'output' else acts}:{path.replace('.', ':')}"
 
 
 def id_of(key: str) -> str:
@@ -207,11 +207,13 @@ class Inlays(nn.Module):
         inlay.train(host.training).requires_grad_(False)
         self.all[key_of(inlay.name)] = inlay
         for place in self.places_of(inlay):
-            if site_key(place.module) not in self.sites:
-                self.sites[site_key(place.module)] = self._site(host, place)
+            if site_key(place.module, place.acts) not in self.sites:
+                self.sites[site_key(place.module, place.acts)] = self._site(host, place)
         forget_compiled()
 
-    def _site(self, host: PreTrainedModel, place: Place) -> Site:
+    def _site(self, host: PreTrainedModel, place: Place) -> Hooked:
+        if place.acts == "input":
+            return InputSite(host, place.module, self.acting)
         if place.kind in ("head", "head_bias") or inside(place.module, self.anatomy.head):
             return HeadSite(host, place.module, self.acting, self.entry)
         if place.branch and site_key(place.branch) not in self.branches:
@@ -232,7 +234,7 @@ class Inlays(nn.Module):
         """Take the hooks off the modules where no inlay has anything any more."""
         places = [place for inlay in self for place in self.places_of(inlay)]
         for table, needed in (
-            (self.sites, {site_key(place.module) for place in places}),
+            (self.sites, {site_key(place.module, place.acts) for place in places}),
             (self.branches, {site_key(place.branch) for place in places}),
         ):
             for key in [key for key in table if key not in needed]:
@@ -255,7 +257,7 @@ class Inlays(nn.Module):
         if self.folded is not None and setup != self.folded.name:
             self.folded.refuse()
         resolver = Resolver(host, self.anatomy, self.__getitem__, self.folded is not None)
-        plan = resolver.plan(setup, [site.path for site in self.sites.values()])  # type: ignore[misc]
+        plan = resolver.plan(setup, [site.path for site in self.sites.values() if isinstance(site, Site)])
         self.acting.switch(plan)
         self._show_labels(host, resolver.heads(setup))
 

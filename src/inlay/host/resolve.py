@@ -57,6 +57,7 @@ class Resolver:
         for part in walk(setup):
             if isinstance(part, Fuse):
                 self.inlay_named(part.name).method.check_pins(part.name, dict(part.pinned))
+        self._check_averages(setup)
         heads = self.heads(setup)
         steps: dict[str, Step] = {}
         self.keeps: set[str] = set()
@@ -74,13 +75,37 @@ class Resolver:
         if rows:
             self._check_rows(setup, steps)
         return Plan(
-            setup, steps, frozenset(self.keeps), frozenset(lasts), frozenset(branches), rows,
+            setup, steps, self._inputs(setup), frozenset(self.keeps), frozenset(lasts), frozenset(branches), rows,
             pools=any(head.pooling for head in heads),
             draws=tuple((inlay, inlay.draw) for inlay in map(self.inlay_named, names_in(setup))),  # type: ignore[misc]
         )  # fmt: skip
 
     def _branch_of(self, module: str) -> str | None:
         return next((name for name, end in self.anatomy.branches.items() if module in end.modules), None)
+
+    def _inputs(self, setup: Setup) -> dict[str, Step]:
+        """What is made of the inputs of modules."""
+        places = [place for place in self.anatomy.places.values() if place.acts == "input"]
+        found = {place.module: self._change(setup, [place], lambda part: part) for place in places}
+        return {module: step for module, step in found.items() if step is not None}
+
+    def _check_averages(self, setup: Setup) -> None:
+        """Refuse a mean of results that is not the mean of what each part would have given."""
+        before = [place for place in self.anatomy.places.values() if place.acts != "output"]
+        for part in walk(setup):
+            inlays = [self.inlay_named(name) for name in names_in(part)] if isinstance(part, Average) else []
+            for inlay in inlays:
+                acts = {place.acts for place in before if inlay.part(place) is not None}
+                if acts & {"keys", "tokens"}:
+                    raise SetupError(
+                        f"{part}: {inlay.name!r} ({inlay.method.kind}) puts something in front of what the host attends "
+                        f"to, and such results have no mean in one pass. Use Rows, or inlay.average of the weights."
+                    )
+                if acts and any(other.method.kind != inlay.method.kind for other in inlays):
+                    raise SetupError(
+                        f"{part}: {inlay.name!r} ({inlay.method.kind}) changes what goes into a module, and only parts "
+                        f"of its own kind can share that. Use Rows, or a Stack."
+                    )
 
     def _check_rows(self, setup: Setup, steps: dict[str, Step]) -> None:
         shared = [place.id for place in self.anatomy.places.values() if place.module in steps]
@@ -92,7 +117,7 @@ class Resolver:
 
     def _at_module(self, setup: Setup, module: str, norm: Step | None = None) -> Step | None:
         """What stands in for a module, then what is added to its output."""
-        places = [place for place in self.anatomy.places.values() if place.module == module]
+        places = [p for p in self.anatomy.places.values() if p.module == module and p.acts == "output"]
         steps = []
         for place in places:
             if not place.changes:

@@ -6,12 +6,14 @@ from inlay.methods.bottleneck import AdapterDrop, Bapna, Bottleneck, Houlsby, Pa
 from inlay.methods.compacter import Compacter, CompacterPlusPlus
 from inlay.methods.fusion import Fusion
 from inlay.methods.head import HeadOnly
+from inlay.methods.ia3 import IA3
 from inlay.methods.lora import LoRA
 from inlay.methods.lowrank import LowRank
 from inlay.methods.mixture import Mixture
 from inlay.methods.phm import PHM
 
 __all__ = [
+    "IA3",
     "METHODS",
     "PHM",
     "AdapterDrop",

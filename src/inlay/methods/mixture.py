@@ -3,7 +3,7 @@
     down ∈ {down_1 … down_M}          each training step draws one of the M for every layer and projection, for the
     up   ∈ {up_1 … up_M} or shared    whole batch; afterwards the M are averaged once into a plain inlay
 
-A mixture is a modifier: it takes any method whose modules have a `down` and an `up`.
+A mixture is a modifier: it takes any method that says which of its maps can have alternatives.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Mixture(Method):
     def _a_method(cls, method: Any) -> Method:
         method = method_from(method) if isinstance(method, dict) else method
         if not isinstance(method, Method) or not method.mixes:
-            raise ValueError("a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA()")
+            raise ValueError("a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA(), or one of prompts, prefixes or IA3")
         return method
 
     def describe(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def doubled(draws: Iterable[Draw], passes: int) -> Iterator[None]:
 
 def set_apart(maps: list[nn.Module], std: float = 1e-3) -> None:
     """Let maps that start alike, as LoRA's zeros do, differ a little, and leave their mean where it is."""
-    weights = [m.weight for m in maps if isinstance(m, nn.Linear)]
+    weights = [m.weight for m in maps if isinstance(getattr(m, "weight", None), nn.Parameter)]
     if weights and not weights[0].is_meta and all(torch.equal(weights[0], other) for other in weights[1:]):
         noise = torch.stack([torch.randn_like(weight) for weight in weights]) * std
         with torch.no_grad():
@@ -187,8 +187,7 @@ def alternatives(module: nn.Module) -> list[Alternatives]:
 
 def merge_module(module: nn.Module) -> nn.Module:
     """Put the mean in the place of every choice."""
-    for projection in ("down", "up"):
-        choice = getattr(module, projection, None)
+    for projection, choice in list(module.named_children()):
         if isinstance(choice, Alternatives):
             setattr(module, projection, choice.merged())
     return module
