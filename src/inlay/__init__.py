@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         Mixture,
         Parallel,
         Pfeiffer,
+        Prefix,
+        Prompt,
     )
     from inlay.report.plots import plot_fusion
 
@@ -73,7 +75,7 @@ _PUBLIC = {
     "inlay.methods": (
         "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop", "PHM", "Compacter",
         "CompacterPlusPlus", "LowRank", "BitFit", "LoRA", "Mixture", "HeadOnly",
-        "IA3",
+        "IA3", "Prefix", "Prompt",
     ),
     "inlay.anatomy.families": ("register_family",),
     "inlay.anatomy.places": ("Branch", "Family", "Layers", "Projection"),

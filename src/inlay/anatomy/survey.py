@@ -10,7 +10,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from inlay.anatomy import families
-from inlay.anatomy.modules import biased_modules, has_module, head_modules, inside, last_word, name_of, norm_modules
+from inlay.anatomy.modules import (
+    biased_modules,
+    has_module,
+    head_modules,
+    inside,
+    last_word,
+    name_of,
+    norm_modules,
+    takes_keys,
+)
 from inlay.anatomy.places import Branch, BranchEnd, Family, Layers, Place, Projection
 from inlay.anatomy.probe import probe
 from inlay.errors import AnatomyError
@@ -58,6 +67,13 @@ class Anatomy:
     no_branches: str
     """Why no method can act at the branches of this host; empty where they can."""
 
+    no_keys: str
+    """Why the attention of this host takes no keys and values in front; empty where it does."""
+    positions: int | None
+    """How many tokens the host can tell apart, if there is a limit."""
+    stacks: dict[str, str]
+    """Dotted name of the module that runs each stack's layers."""
+
     def __init__(self, host: PreTrainedModel) -> None:
         family = family_of(host)
         config = host.config.get_text_config()
@@ -67,8 +83,11 @@ class Anatomy:
         self.base = name_of(host, host.base_model)
         self.head = head_modules(host, self.base)
         self.not_norms = tuple(".".join(filter(None, (self.base, name))) for name in family.not_norms)
-        self.depth, self.places, self.branches = {}, {}, {}
+        self.positions = getattr(config, "max_position_embeddings", None)
+        self.depth, self.places, self.branches, self.stacks = {}, {}, {}, {}
         self._add_layers(host, family)
+        self._add_tokens(host)
+        self.no_keys = self._why_no_keys(host)
         self._add_norms(host)
         self._add_biases(host)
         self._add_linears(host)
@@ -89,6 +108,7 @@ class Anatomy:
             except AttributeError:  # an encoder without its decoder, or the other way round
                 continue
             self.depth[stack] = depth
+            self.stacks[stack] = ".".join(filter(None, (self.base, layers.path.rpartition(".")[0])))
             for index in range(depth):
                 prefix = ".".join(filter(None, (self.base, layers.path, str(index))))
                 self.branches |= _branch_ends(host, f"{stack}.{index}", prefix, layers)
@@ -101,6 +121,34 @@ class Anatomy:
             raise AnatomyError(
                 f"{type(host).__name__} has no layers at {tried} below {self.base or 'its root'!r}.{hint}"
             )
+
+    def _add_tokens(self, host: PreTrainedModel) -> None:
+        width = host.get_submodule(self.embeddings).weight.shape[1]
+        self._add(Place("tokens", "tokens", self.embeddings, d_in=width, d_out=width, acts="tokens"))
+
+    def _why_no_keys(self, host: PreTrainedModel) -> str:
+        attentions = {p.module: host.get_submodule(p.module) for p in self.of_kind(*ATTENTIONS)}
+        if not attentions:
+            return f"the attention of {type(host).__name__} is not known, so nothing can be put in front of its keys."
+        for path, module in attentions.items():
+            if not takes_keys(module):
+                return (
+                    f"{path} ({type(module).__name__}) does not attend through transformers' attention interface, so "
+                    f"nothing can be put in front of its keys. Hosts such as bert, roberta, t5 or llama can take it; "
+                    f"T5 from transformers 5.16 on."
+                )
+        return ""
+
+    @property
+    def causal(self) -> bool:
+        """Whether the host is a decoder alone."""
+        return set(self.depth) == {"decoder"}
+
+    def attention_places(self, *kinds: str) -> list[Place]:
+        """Places where keys and values can be put in front; AnatomyError where this host's attention takes none."""
+        if self.no_keys:
+            raise AnatomyError(self.no_keys)
+        return list(self.of_kind(*kinds))
 
     def _add_norms(self, host: PreTrainedModel) -> None:
         for path in norm_modules(host):

@@ -3,6 +3,8 @@
     BranchInput   catches r where a branch begins
     Site          one host module whose output the active setup may change
     InputSite     one host module whose input it may change
+    KeySite       one attention, which is handed keys and values to put in front of its own
+    TokenSite     the stack that begins with the embedded tokens, in front of which others are put
     Entry         the host and its base model as a whole: what has to be known before the first layer and after the last
 
 All of them are modules without parameters that live in the host's tree, beside the inlays. Their hooks are bound
@@ -13,12 +15,16 @@ than the branch.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
@@ -26,6 +32,8 @@ from transformers import PreTrainedModel
 from inlay.anatomy.places import BranchEnd
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
+from inlay.host.front import InFront, Longer, keys_and_values, lengthen, moved_positions
+from inlay.host.keys import KEYWORD, THEIRS, Front, Segment
 from inlay.host.setup import Setup
 from inlay.methods.acting import Draw, Seen, Step
 
@@ -37,6 +45,14 @@ class Plan:
     setup: Setup = None
     steps: Mapping[str, Step] = field(default_factory=dict)
     """Host module to what is made of its output; elsewhere the host is left alone."""
+    keys: Mapping[str, InFront] = field(default_factory=dict)
+    """Attention to the keys and values in front of its own."""
+    tokens: InFront | None = None
+    """The embedded tokens in front of the host's own."""
+    shifts: tuple[int, ...] = (0,)
+    """By how many positions the tokens move: of all rows, or of each part of the batch."""
+    attends: bool = False
+    """Whether the host has to attend by our functions."""
     inputs: Mapping[str, Step] = field(default_factory=dict)
     """Host module to what is made of its input."""
     keeps: frozenset[str] = frozenset()
@@ -73,11 +89,35 @@ class Slot(PerThread):
         self.value = value
 
 
+class Passing(PerThread):
+    """Holds anything between two hooks."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def put(self, value: Any) -> None:
+        self.value = value
+
+
 class OwnPlan(PerThread):
     """The plan of the setup that this thread activated last, if it ever did."""
 
     def __init__(self) -> None:
         self.plan: Plan | None = None
+
+
+class Attending:
+    """Which threads need our attention functions; a copy begins with what its maker has."""
+
+    def __init__(self, attends: bool = False) -> None:
+        self.threads: weakref.WeakKeyDictionary[threading.Thread, bool] = weakref.WeakKeyDictionary()
+        self.threads[threading.current_thread()] = attends
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attending:
+        return Attending(any(self.threads.values()))
+
+    def __reduce__(self) -> tuple[type[Attending], tuple[bool]]:
+        return Attending, (any(self.threads.values()),)
 
 
 class Active(nn.Module):
@@ -87,6 +127,7 @@ class Active(nn.Module):
         super().__init__()
         self.own = OwnPlan()
         self.latest = Plan()
+        self.attending = Attending()
 
     @property
     def plan(self) -> Plan:
@@ -94,6 +135,11 @@ class Active(nn.Module):
 
     def switch(self, plan: Plan) -> None:
         self.own.plan = self.latest = plan
+        self.attending.threads[threading.current_thread()] = plan.attends
+
+    def attends(self) -> bool:
+        """Whether some thread's setup needs our attention functions, which do for the others what their own would."""
+        return any(needed for thread, needed in list(self.attending.threads.items()) if thread.is_alive())
 
 
 class Hooked(nn.Module):
@@ -180,6 +226,122 @@ class InputSite(Hooked):
         return None if step is None else (step(args[0], Seen(args)), *args[1:])
 
 
+class KeySite(Hooked):
+    """One attention that takes keys and values in front of its own."""
+
+    def __init__(self, host: nn.Module, path: str, active: Active, entry: Entry) -> None:
+        super().__init__()
+        self.path = path
+        self.active = (active,)
+        self.caught = entry.caught
+        self.handles.append(host.get_submodule(path).register_forward_pre_hook(self.enter, with_kwargs=True))
+
+    def enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        plan, prompt = self.active[0].plan, self.caught.value
+        front = plan.keys.get(self.path)
+        if prompt is not None and prompt.plan is not plan:
+            prompt = None  # of another setup
+        if front is None and prompt is None:
+            return None
+        if module.config._attn_implementation not in THEIRS:
+            raise SetupError(
+                f"the active setup puts keys in front, but the host's attention has been set to "
+                f"{module.config._attn_implementation!r} since. Activate the setup again."
+            )
+        x = args[0] if args else kwargs["hidden_states"]
+        segments = () if front is None else (keys_and_values(front, x),)
+        if prompt is not None and prompt.done:
+            segments = (*segments, prompt.segment(self.path))
+        catches = prompt.catch(self.path) if prompt is not None and not prompt.done else None
+        return args, kwargs | {KEYWORD: Front(segments, catches)}
+
+
+class Prompted:
+    """The keys and values of tokens in front of a causal decoder, by the attention that made them."""
+
+    def __init__(self, plan: Plan, visible: Tensor | None) -> None:
+        self.plan, self.visible = plan, visible
+        self.found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self.done = False
+
+    def catch(self, path: str) -> list[tuple[Tensor, Tensor]]:
+        return self.found.setdefault(path, [])
+
+    def segment(self, path: str) -> Segment:
+        return Segment(*self.found[path][0], self.visible)
+
+
+class TokenSite(Hooked):
+    """The tokens in front.
+
+    An encoder gets longer inputs and gives outputs that are cut back; in an encoder-decoder the decoder sees all of
+    them. A causal decoder would have to see them again at every step: it is run on them alone, and what its attentions
+    made of them is put in front of their keys, which is the same.
+    """
+
+    def __init__(self, host: PreTrainedModel, anatomy: Anatomy, active: Active, entry: Entry) -> None:
+        super().__init__()
+        self.active, self.entry = (active,), (entry,)
+        self.embed = (host.get_submodule(anatomy.embeddings),)
+        self.positions = anatomy.positions
+        self.longer = Passing()
+        if anatomy.causal:
+            entry.prompting = True
+            return
+        both = "decoder" in anatomy.depth
+        begins = host.get_submodule(anatomy.stacks["encoder"] if both else anatomy.base)
+        self.names = list(inspect.signature(begins.forward).parameters)
+        self.handles.append(begins.register_forward_pre_hook(self.grow, with_kwargs=True))
+        if both:
+            decoder = host.get_submodule(anatomy.stacks["decoder"])
+            self.handles.append(decoder.register_forward_pre_hook(self.widen, with_kwargs=True))
+            return
+        entry.cuts = self.longer
+        pooler = getattr(begins, "pooler", None)
+        if isinstance(pooler, nn.Module):
+            self.handles.append(pooler.register_forward_pre_hook(self.cut))
+
+    def unhook(self) -> None:
+        super().unhook()
+        self.entry[0].cuts = None
+        self.entry[0].prompting = False
+
+    def grow(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        front = self.active[0].plan.tokens
+        if front is None:
+            return None
+        inputs = dict(zip(self.names, args, strict=False)) | kwargs
+        grown, longer = lengthen(front, inputs, self.embed[0])
+        if self.positions is not None and longer.ahead + longer.tokens > self.positions:
+            raise SetupError(
+                f"{longer.ahead} tokens in front of {longer.tokens} are more than the host's {self.positions} positions."
+            )
+        self.longer.put(longer)
+        return (), grown
+
+    def cut(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        longer = self.longer.value
+        return None if longer is None else (longer.cut(args[0]), *args[1:])
+
+    def widen(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Let the decoder see the tokens in front: its mask of the encoder's states grows with them."""
+        front, states = self.active[0].plan.tokens, kwargs.get("encoder_hidden_states")
+        if front is None or states is None:
+            return None
+        mask = kwargs.get("encoder_attention_mask")
+        tokens = states.shape[1] - front.longest if mask is None else mask.shape[1]
+        if mask is not None and states.shape[1] == tokens:  # states that were made without them
+            return None
+        longer = Longer(front.longest, tokens, front.lengths_of(states))
+        return args, kwargs | {"encoder_attention_mask": longer.mask(mask, states)}
+
+
 class HeadSite(Site):
     """A module of the head: it also sees the last hidden states and which tokens are real."""
 
@@ -199,10 +361,19 @@ class Entry(Hooked):
         super().__init__()
         self.active, self.branches = (active,), (branches,)
         self.hidden, self.mask = Slot(), Slot()
+        self.caught = Passing()
+        """Keys and values of tokens in front of a causal decoder, until the next forward: a checkpointed layer may be
+        recomputed meanwhile."""
+        self.cuts: Passing | None = None
+        """How the batch has grown, where an encoder has tokens in front."""
+        self.prompting = False
+        """Whether the host is a causal decoder with tokens in front."""
+        self.embed = (host.get_submodule(anatomy.embeddings),)
+        self.base_inputs = list(inspect.signature(host.get_submodule(anatomy.base).forward).parameters)
         self.inputs = list(inspect.signature(host.forward).parameters)
         self.handles += [
             host.register_forward_pre_hook(self.enter, with_kwargs=True),
-            host.get_submodule(anatomy.base).register_forward_pre_hook(self.begin),
+            host.get_submodule(anatomy.base).register_forward_pre_hook(self.begin, with_kwargs=True),
             host.get_submodule(anatomy.base).register_forward_hook(self.between, always_call=True),
             host.register_forward_hook(self.leave, always_call=True),
         ]
@@ -214,18 +385,58 @@ class Entry(Hooked):
         if plan.pools:
             self.mask.put(self._given("attention_mask", args, kwargs))
 
-    def begin(self, base: nn.Module, args: tuple[Any, ...]) -> None:
-        for inlay, draw in self.active[0].plan.draws:
+    def begin(
+        self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        plan = self.active[0].plan
+        for inlay, draw in plan.draws:
             if inlay.training:
                 draw.draw()
+        if not any(plan.shifts):
+            return None
+        inputs = dict(zip(self.base_inputs, args, strict=False)) | kwargs
+        like: Tensor = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
+        if self.prompting and plan.tokens is not None:
+            self._prompt(base, plan, plan.tokens, like, inputs.get("past_key_values"))
+        by: int | Tensor = plan.shifts[0]
+        if len(plan.shifts) > 1:
+            by = torch.tensor(plan.shifts, device=like.device).repeat_interleave(like.shape[0] // len(plan.shifts))[:, None]
+        return (), inputs | {"position_ids": moved_positions(inputs, by, base)}
 
-    def between(self, base: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if output is None:  # the host failed on the way: nobody takes what was caught
+    def _prompt(self, base: nn.Module, plan: Plan, front: InFront, like: Tensor, past: Any) -> None:
+        """Run a causal decoder on the tokens in front alone; while a text is being generated, on its first step only."""
+        known = self.caught.value
+        goes_on = past is not None and past.get_seq_length() > 0 and not torch.is_grad_enabled()
+        if goes_on and known is not None and known.plan is plan:
+            return
+        weight: Tensor = self.embed[0].weight  # type: ignore[assignment]
+        rows = like.shape[0] if plan.rows is not None else max((draw.passes for _, draw in plan.draws), default=1)
+        blank = weight.new_zeros(rows, 1, weight.shape[1])
+        tokens = front.made(blank).to(weight.dtype)
+        visible = front.visible(blank)
+        prompted = Prompted(plan, visible)
+        self.caught.put(prompted)
+        mask = None if visible is None else visible.long()
+        if visible is not None:  # a row without tokens sees its first blank, which nobody looks at
+            mask = mask.clone()
+            mask[:, 0] = 1
+        with not_checkpointed(base):
+            base.forward(inputs_embeds=tokens, attention_mask=mask, use_cache=False)
+        prompted.done = True
+
+    def between(self, base: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        longer = None if self.cuts is None else self.cuts.value
+        if longer is not None:
+            self.cuts.put(None)
+            output = None if output is None else longer.cut(output)
+        if output is None:
+            self.caught.put(None)  # the host failed on the way: nobody takes what was caught
             for branch in self.branches[0].values():
                 assert isinstance(branch, BranchInput)
                 branch.clear()
         elif self.active[0].plan.pools:
             self.hidden.put(output[0])  # the last hidden states (B, T, D)
+        return None if longer is None else output
 
     def leave(self, host: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self.active[0].plan.pools:
@@ -248,3 +459,22 @@ class Entry(Hooked):
                         f"Rows with one part per row; with beams or other repeated rows give each=<repeats> as well."
                     )
                 return
+
+
+@contextmanager
+def not_checkpointed(base: nn.Module) -> Iterator[None]:
+    """No gradient checkpointing for the length of a `with` block: what is caught inside a layer has to keep its graph."""
+    layers = [m for m in base.modules() if getattr(m, "gradient_checkpointing", False) is True and m.training]
+    for layer in layers:
+        function: Any = getattr(layer, "_gradient_checkpointing_func", None)
+        if isinstance(function, functools.partial) and function.keywords.get("use_reentrant"):
+            raise SetupError(
+                "a prompt on a causal decoder needs gradient checkpointing that is not reentrant: "
+                "host.gradient_checkpointing_enable({'use_reentrant': False})."
+            )
+        layer.gradient_checkpointing = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = True  # type: ignore[assignment]

@@ -24,7 +24,8 @@ from inlay.anatomy.places import Acts, Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import NamingError, SetupError, nearest
 from inlay.host.heads import Head, bare_copy, build_head
-from inlay.host.hooks import Active, BranchInput, Entry, HeadSite, Hooked, InputSite, Site, is_hooked
+from inlay.host.hooks import Active, BranchInput, Entry, HeadSite, Hooked, InputSite, KeySite, Site, TokenSite, is_hooked
+from inlay.host.keys import check_attention, name_attention
 from inlay.host.resolve import Resolver, member_part
 from inlay.host.setup import Setup, check_setup, names_in
 from inlay.methods.acting import Draw, Reads
@@ -73,6 +74,8 @@ class Inlay(nn.Module):
             with torch.device(device or like.device):
                 part = self.method.build(place, self.shared)
             self.parts[key_of(place.id)] = part.to(like.dtype)
+            self.shared.to(like.dtype)
+            self.method.start(part, host.get_submodule(place.module))
         if self.norms:
             for place in anatomy.of_kind("norm"):
                 self.parts[key_of(place.id)] = bare_copy(host.get_submodule(place.module))
@@ -214,6 +217,10 @@ class Inlays(nn.Module):
     def _site(self, host: PreTrainedModel, place: Place) -> Hooked:
         if place.acts == "input":
             return InputSite(host, place.module, self.acting)
+        if place.acts == "keys":
+            return KeySite(host, place.module, self.acting, self.entry)
+        if place.acts == "tokens":
+            return TokenSite(host, self.anatomy, self.acting, self.entry)
         if place.kind in ("head", "head_bias") or inside(place.module, self.anatomy.head):
             return HeadSite(host, place.module, self.acting, self.entry)
         if place.branch and site_key(place.branch) not in self.branches:
@@ -223,7 +230,10 @@ class Inlays(nn.Module):
         return Site(host, place.module, self.acting, branch)  # type: ignore[arg-type]
 
     def places_of(self, inlay: Inlay) -> list[Place]:
-        return [self.anatomy.places[place_id] for place_id in inlay.place_ids()]
+        places = [self.anatomy.places[place_id] for place_id in inlay.place_ids()]
+        if self.anatomy.causal and any(place.acts == "tokens" for place in places):
+            places += self.anatomy.attention_places("self_attention")  # tokens act there as keys and values
+        return places
 
     def dismiss(self, name: str) -> None:
         """Let an inlay go."""
@@ -258,7 +268,10 @@ class Inlays(nn.Module):
             self.folded.refuse()
         resolver = Resolver(host, self.anatomy, self.__getitem__, self.folded is not None)
         plan = resolver.plan(setup, [site.path for site in self.sites.values() if isinstance(site, Site)])
+        if plan.attends:
+            check_attention(host)
         self.acting.switch(plan)
+        name_attention(host, self.acting.attends())
         self._show_labels(host, resolver.heads(setup))
 
     def _show_labels(self, host: PreTrainedModel, heads: list[Head]) -> None:

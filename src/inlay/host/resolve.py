@@ -16,14 +16,16 @@ trained bias of a norm, is added after that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
 from inlay.anatomy.places import BranchEnd, Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
+from inlay.host.front import InFront, line_up
 from inlay.host.heads import Head, PooledHead
 from inlay.host.hooks import Plan
 from inlay.host.setup import Average, Fuse, Rows, Setup, Stack, names_in, walk
@@ -31,6 +33,7 @@ from inlay.host.steps import ByRow, HostNorm, Mean, PooledStandIn, StandIn, Unch
 from inlay.methods.acting import Draw, Reads, Spot, Step
 from inlay.methods.base import Method
 
+T = TypeVar("T")
 Around = Callable[[Setup], Setup]
 """A part to the whole setup as the rows of that part see it."""
 
@@ -75,13 +78,44 @@ class Resolver:
         if rows:
             self._check_rows(setup, steps)
         return Plan(
-            setup, steps, self._inputs(setup), frozenset(self.keeps), frozenset(lasts), frozenset(branches), rows,
+            setup, steps, keeps=frozenset(self.keeps), lasts=frozenset(lasts), branches=frozenset(branches), rows=rows,
+            inputs=self._inputs(setup), **self._fronts(setup),
             pools=any(head.pooling for head in heads),
             draws=tuple((inlay, inlay.draw) for inlay in map(self.inlay_named, names_in(setup))),  # type: ignore[misc]
         )  # fmt: skip
 
     def _branch_of(self, module: str) -> str | None:
         return next((name for name, end in self.anatomy.branches.items() if module in end.modules), None)
+
+    def _fronts(self, setup: Setup) -> dict[str, Any]:
+        """What stands in front: of keys, of tokens, and how far that moves positions."""
+        keys: dict[str, InFront] = {}
+        tokens: InFront | None = None
+        for place in self.anatomy.places.values():
+            if place.acts in ("keys", "tokens"):
+                front = line_up(self._by_row(setup, lambda inlay, place=place: _some(inlay.part(place))))  # type: ignore[misc]
+                if front is not None and place.acts == "keys":
+                    keys[place.module] = front
+                elif front is not None:
+                    tokens = front
+        moves = self._by_row(setup, lambda inlay: (inlay.method.moves(self.anatomy),))
+        shifts = tuple(map(sum, moves))
+        attends = bool(keys) or (tokens is not None and self.anatomy.causal)
+        return {
+            "keys": keys, "tokens": tokens, "attends": attends, "shifts": shifts if len(set(shifts)) > 1 else shifts[:1],
+        }  # fmt: skip
+
+    def _by_row(self, setup: Setup, each: Callable[[Resident], tuple[T, ...]]) -> list[tuple[T, ...]]:
+        """What the inlays of a setup have, in its order: for all rows together, or for each part of Rows."""
+        if setup is None or isinstance(setup, Average):
+            return [()]
+        if isinstance(setup, str | Fuse):
+            return [each(self.inlay_named(name_in(setup)))]
+        if isinstance(setup, Rows):
+            return [mine for part in setup.parts for mine in self._by_row(part, each)]
+        parts = [self._by_row(part, each) for part in setup.parts]
+        rows = math.lcm(*map(len, parts))  # an encoder may see fewer rows than its decoder's beams
+        return [sum((part[row * len(part) // rows] for part in parts), ()) for row in range(rows)]
 
     def _inputs(self, setup: Setup) -> dict[str, Step]:
         """What is made of the inputs of modules."""
@@ -262,6 +296,10 @@ def member_part(inlay: Resident, place: Place, anatomy: Anatomy) -> tuple[nn.Mod
         if near in anatomy.places and (part := inlay.part(anatomy.places[near])) is not None:
             return part, inlay.method.reads_at(anatomy.places[near])
     return None
+
+
+def _some(module: nn.Module | None) -> tuple[nn.Module, ...]:
+    return () if module is None else (module,)
 
 
 def name_in(setup: str | Fuse) -> str:

@@ -11,6 +11,8 @@ from inlay.methods.lora import LoRA
 from inlay.methods.lowrank import LowRank
 from inlay.methods.mixture import Mixture
 from inlay.methods.phm import PHM
+from inlay.methods.prefix import Prefix
+from inlay.methods.prompt import Prompt
 
 __all__ = [
     "IA3",
@@ -31,5 +33,7 @@ __all__ = [
     "Mixture",
     "Parallel",
     "Pfeiffer",
+    "Prefix",
+    "Prompt",
     "method_from",
 ]

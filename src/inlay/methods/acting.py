@@ -61,6 +61,9 @@ class Draw:
     An inlay has one, which its method made; it is drawn when the host's forward begins, from torch's own generator.
     """
 
+    passes = 1
+    """Into how many equal parts the batch falls, each with draws of its own."""
+
     def draw(self) -> None: ...
 
     def skips(self, place: Place) -> bool:

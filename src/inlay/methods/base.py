@@ -86,6 +86,21 @@ class Method(Config):
         """What an inlay of this method leaves to chance in a training step; `parts` are its modules."""
         return Draw()
 
+    def start(self, part: nn.Module, module: nn.Module) -> None:
+        """Let a new module begin with something of the host's own module at its place."""
+
+    def moves(self, anatomy: Anatomy) -> int:
+        """By how many positions it moves the tokens of a host."""
+        return 0
+
+    def merged(self, parts: Iterable[nn.Module]) -> Method | None:
+        """Turn modules that only training needs into those that are served: the method they then have, if there is one."""
+        return None
+
+    def needed_of(self, shared: nn.Module) -> nn.Module:
+        """What an inlay that was merged into this method still needs of what its modules had in common."""
+        return shared
+
     def step(self, spot: Spot) -> Step:
         """What the active setup runs at one place."""
         return Add(spot.module, self.reads_at(spot.place), spot.place, spot.draw, spot.norm)

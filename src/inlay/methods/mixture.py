@@ -124,6 +124,17 @@ class Mixture(Method):
     def why_not_plain(self, name: str) -> str | None:
         return f"{name!r} is a mixture. Merge it first: inlay.merge(host, {name!r})."
 
+    def merged(self, parts: Iterable[nn.Module]) -> Method | None:
+        for part in parts:
+            merge_module(part)
+        return self.method
+
+    def moves(self, anatomy: Anatomy) -> int:
+        return int(self.method.moves(anatomy))
+
+    def start(self, part: nn.Module, module: nn.Module) -> None:
+        self.method.start(part, module)
+
     def build(self, place: Place, shared: nn.Module) -> nn.Module:
         made = [self.method.build(place, shared) for _ in range(self.modules)]
         for projection in self.method.mixes:
@@ -149,6 +160,7 @@ class Doubling(Draw):
         self.next = 1
 
     def draw(self) -> None:
+        self.passes = self.next
         for choice in self.choices:
             choice.passes = self.next
         self.inner.draw()
