@@ -152,7 +152,9 @@ class Longer:
         return tuple(self.cut(each) for each in x) if isinstance(x, tuple) else x
 
 
-def lengthen(front: InFront, inputs: dict[str, Any], embed: Callable[[Tensor], Tensor]) -> tuple[dict[str, Any], Longer]:
+def lengthen(
+    front: InFront, inputs: dict[str, Any], embed: Callable[[Tensor], Tensor], base: nn.Module
+) -> tuple[dict[str, Any], Longer]:  # fmt: skip
     """The inputs of an encoder with a front of tokens."""
     own = inputs.get("inputs_embeds")
     own = embed(inputs["input_ids"]) if own is None else own  # (B, T, D)
@@ -165,12 +167,18 @@ def lengthen(front: InFront, inputs: dict[str, Any], embed: Callable[[Tensor], T
     if (types := inputs.get("token_type_ids")) is not None:
         types = types.expand(own.shape[0], -1)
         grown["token_type_ids"] = longer.join(types.new_zeros(own.shape[0], longer.ahead), types)
-    if (positions := inputs.get("position_ids")) is not None:
-        positions = positions.expand(own.shape[0], -1)
-        before = torch.arange(longer.ahead, device=own.device).expand(own.shape[0], -1)
+    padding = _padding(base)
+    if inputs.get("position_ids") is not None or (padding is not None and inputs.get("input_ids") is not None):
         ahead = longer.ahead if longer.by_row is None else longer.by_row[:, None]
-        grown["position_ids"] = longer.join(before, positions + ahead)
+        positions = moved_positions(inputs, ahead, base).expand(own.shape[0], -1)
+        before = torch.arange(longer.ahead, device=own.device) + (0 if padding is None else padding + 1)
+        grown["position_ids"] = longer.join(before.expand(own.shape[0], -1), positions)
     return grown, longer
+
+
+def _padding(base: nn.Module) -> int | None:
+    """The number from which on a host of RoBERTa's kind counts its real tokens."""
+    return getattr(getattr(base, "embeddings", None), "padding_idx", None)
 
 
 def moved_positions(inputs: dict[str, Any], by: int | Tensor, base: nn.Module) -> Tensor:
@@ -182,7 +190,7 @@ def moved_positions(inputs: dict[str, Any], by: int | Tensor, base: nn.Module) -
     like: Tensor = embedded if ids is None else ids
     past = inputs.get("past_key_values")
     seen = 0 if past is None else past.get_seq_length()
-    padding = getattr(getattr(base, "embeddings", None), "padding_idx", None)
+    padding = _padding(base)
     if padding is not None and ids is not None:  # RoBERTa counts real tokens, from the padding's number on
         real = ids.ne(padding).int()
         return ((real.cumsum(1) + by) * real).long() + padding

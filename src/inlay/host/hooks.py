@@ -315,7 +315,7 @@ class TokenSite(Hooked):
         if front is None:
             return None
         inputs = dict(zip(self.names, args, strict=False)) | kwargs
-        grown, longer = lengthen(front, inputs, self.embed[0])
+        grown, longer = lengthen(front, inputs, self.embed[0], module)
         if self.positions is not None and longer.ahead + longer.tokens > self.positions:
             raise SetupError(
                 f"{longer.ahead} tokens in front of {longer.tokens} are more than the host's {self.positions} positions."
@@ -410,7 +410,8 @@ class Entry(Hooked):
         if goes_on and known is not None and known.plan is plan:
             return
         weight: Tensor = self.embed[0].weight  # type: ignore[assignment]
-        rows = like.shape[0] if plan.rows is not None else max((draw.passes for _, draw in plan.draws), default=1)
+        passes = max((draw.passes for inlay, draw in plan.draws if inlay.training), default=1)
+        rows = like.shape[0] if plan.rows is not None else passes
         blank = weight.new_zeros(rows, 1, weight.shape[1])
         tokens = front.made(blank).to(weight.dtype)
         visible = front.visible(blank)
