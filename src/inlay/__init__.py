@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         IA3,
         METHODS,
         PHM,
+        SAID,
         AdapterDrop,
         Bapna,
         BitFit,
@@ -75,7 +76,7 @@ _PUBLIC = {
     "inlay.methods": (
         "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop", "PHM", "Compacter",
         "CompacterPlusPlus", "LowRank", "BitFit", "LoRA", "Mixture", "HeadOnly",
-        "IA3", "Prefix", "Prompt",
+        "IA3", "Prefix", "Prompt", "SAID",
     ),
     "inlay.anatomy.families": ("register_family",),
     "inlay.anatomy.places": ("Branch", "Family", "Layers", "Projection"),

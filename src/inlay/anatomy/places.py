@@ -16,6 +16,7 @@ A `Place` is a spot in one host where an inlay can act. Its `kind` is
   o.input, ffn_out.input   what goes into a projection that ends a branch
   self_attention, cross_attention   the keys and values that an attention sees
   tokens                   the embedded tokens that the lowest stack begins with
+  weights                  every weight below the head
 Names are relative to the layer, the layers to `host.base_model`, which every transformers model has.
 """
 
@@ -114,6 +115,8 @@ class Place:
     """Width of what it adds."""
     trailing: int = 0
     """Dimensions after the channels: a convolution's."""
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """The host's tensors by their names below the base model, where an inlay changes weights."""
     acts: Acts = "output"
     """What of the module an inlay changes."""
     branch: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -71,6 +72,8 @@ class Anatomy:
     """Why the attention of this host takes no keys and values in front; empty where it does."""
     positions: int | None
     """How many tokens the host can tell apart, if there is a limit."""
+    layers: list[str]
+    """Dotted names of all layers."""
     stacks: dict[str, str]
     """Dotted name of the module that runs each stack's layers."""
 
@@ -84,9 +87,10 @@ class Anatomy:
         self.head = head_modules(host, self.base)
         self.not_norms = tuple(".".join(filter(None, (self.base, name))) for name in family.not_norms)
         self.positions = getattr(config, "max_position_embeddings", None)
-        self.depth, self.places, self.branches, self.stacks = {}, {}, {}, {}
+        self.depth, self.places, self.branches, self.stacks, self.layers = {}, {}, {}, {}, []
         self._add_layers(host, family)
         self._add_tokens(host)
+        self._add_weights(host)
         self.no_keys = self._why_no_keys(host)
         self._add_norms(host)
         self._add_biases(host)
@@ -111,6 +115,7 @@ class Anatomy:
             self.stacks[stack] = ".".join(filter(None, (self.base, layers.path.rpartition(".")[0])))
             for index in range(depth):
                 prefix = ".".join(filter(None, (self.base, layers.path, str(index))))
+                self.layers.append(prefix)
                 self.branches |= _branch_ends(host, f"{stack}.{index}", prefix, layers)
                 for place in _layer_places(host, stack, index, prefix, layers):
                     self._add(self._with_branch(place))
@@ -125,6 +130,12 @@ class Anatomy:
     def _add_tokens(self, host: PreTrainedModel) -> None:
         width = host.get_submodule(self.embeddings).weight.shape[1]
         self._add(Place("tokens", "tokens", self.embeddings, d_in=width, d_out=width, acts="tokens"))
+
+    def _add_weights(self, host: PreTrainedModel) -> None:
+        named = host.base_model.named_parameters()  # one name for what is tied
+        shapes = tuple((name, tuple(p.shape)) for name, p in named if p.is_floating_point())
+        total = sum(math.prod(shape) for _, shape in shapes)
+        self._add(Place("weights", "weights", self.base, d_in=total, d_out=total, shapes=shapes, acts="weights"))
 
     def _why_no_keys(self, host: PreTrainedModel) -> str:
         attentions = {p.module: host.get_submodule(p.module) for p in self.of_kind(*ATTENTIONS)}

@@ -5,6 +5,7 @@
     InputSite     one host module whose input it may change
     KeySite       one attention, which is handed keys and values to put in front of its own
     TokenSite     the stack that begins with the embedded tokens, in front of which others are put
+    WeightSite    the host's weights, which others stand in for while a part of it runs
     Entry         the host and its base model as a whole: what has to be known before the first layer and after the last
 
 All of them are modules without parameters that live in the host's tree, beside the inlays. Their hooks are bound
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
+from inlay.anatomy.modules import inside
 from inlay.anatomy.places import BranchEnd
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
@@ -49,6 +51,8 @@ class Plan:
     """Attention to the keys and values in front of its own."""
     tokens: InFront | None = None
     """The embedded tokens in front of the host's own."""
+    weights: tuple[tuple[nn.Module, float], ...] = ()
+    """Modules that give changes of the host's weights, and how much of each."""
     shifts: tuple[int, ...] = (0,)
     """By how many positions the tokens move: of all rows, or of each part of the batch."""
     attends: bool = False
@@ -342,6 +346,123 @@ class TokenSite(Hooked):
         return args, kwargs | {"encoder_attention_mask": longer.mask(mask, states)}
 
 
+class WeightSite(Hooked):
+    """The weights of a host, changed.
+
+    New tensors stand in for the host's own while the base model, a stack or a layer runs, and go when it ends. A layer
+    has hooks of its own, because gradient checkpointing recomputes it when the base model has long ended.
+    """
+
+    def __init__(self, host: PreTrainedModel, anatomy: Anatomy, active: Active) -> None:
+        super().__init__()
+        self.active = (active,)
+        self.made = Passing()
+        self.lock = Lock()
+        base = host.base_model
+        self.base = (base,)
+        known = {id(p): name for name, p in base.named_parameters() if not name.startswith("inlays.")}
+        self.originals = ({name: base.get_parameter(name) for name in known.values()},)
+        begins = [anatomy.base, *anatomy.stacks.values()]
+        units = {path: host.get_submodule(path) for path in (*begins, *anatomy.layers)}
+        owners: dict[str, list[tuple[nn.Module, str, str]]] = {}
+        for path, module in host.named_modules():
+            if inside(path, ("inlays",)):
+                continue
+            for name, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) in known and parameter.is_floating_point():
+                    around = [unit for unit in units if unit == "" or inside(path, (unit,))]
+                    unit = max(around, key=len, default=path)  # tied weights of a head stand outside the base model
+                    owners.setdefault(unit, []).append((module, name, known[id(parameter)]))
+        self.swaps: list[Swap] = []
+        for unit in dict.fromkeys((*begins, *owners)):
+            module = host.get_submodule(unit)
+            self.swaps.append(Swap(module, tuple(owners.get(unit, ())), unit in begins, self))
+
+    def unhook(self) -> None:
+        for swap in self.swaps:
+            swap.unhook()
+
+    def tensors(self, anew: bool) -> dict[str, Tensor] | None:
+        """What stands in for the host's own tensors in this thread's setup; made anew where a forward begins."""
+        plan = self.active[0].plan
+        if not plan.weights:
+            return None
+        known = self.made.value
+        if known is None or not known.fits(plan) or (anew and torch.is_grad_enabled()):
+            if torch.is_grad_enabled():
+                checkpointed(self.base[0])
+            known = Remade(plan, self.originals[0])
+            self.made.put(known)
+        return known.tensors
+
+
+class Remade:
+    """New tensors for a host's own, and what they were made of."""
+
+    def __init__(self, plan: Plan, originals: Mapping[str, Tensor]) -> None:
+        self.plan, self.graph = plan, torch.is_grad_enabled()
+        total: dict[str, Tensor] = {}
+        for module, share in plan.weights:
+            for name, change in module().items():
+                change = change if share == 1.0 else share * change
+                total[name] = total[name] + change if name in total else change
+        self.tensors = {name: originals[name] + change.to(originals[name].dtype) for name, change in total.items()}
+        self.like = originals
+        self.parameters = [p.detach().clone() for p in self._now()]
+
+    def _now(self) -> list[Tensor]:
+        first = next(iter(self.like.values()))[..., :1]
+        return [first, *(p for module, _ in self.plan.weights for p in module.parameters())]
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether they are still right: a text is generated with one set of them."""
+        if self.plan is not plan or self.graph != torch.is_grad_enabled():
+            return False
+        now = self._now()
+        return all(
+            a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+            for a, b in zip(now, self.parameters, strict=True)
+        )
+
+
+class Lock:
+    """One thread at a time; copies and pickles start anew."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lock:
+        return Lock()
+
+    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
+        return Lock, ()
+
+
+class Swap(Hooked):
+    """The hooks of one part of the host."""
+
+    def __init__(
+        self, module: nn.Module, owned: tuple[tuple[nn.Module, str, str], ...], begins: bool, site: WeightSite
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.owned, self.begins, self.site = owned, begins, (site,)
+        self.handles.append(module.register_forward_pre_hook(self.enter, prepend=True))
+        self.handles.append(module.register_forward_hook(self.leave, always_call=True))
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        site = self.site[0]
+        site.lock.lock.acquire()
+        new = site.tensors(self.begins)
+        for owner, name, tensor in self.owned if new is not None else ():
+            owner._parameters[name] = new[tensor]  # type: ignore[assignment]
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        site = self.site[0]
+        for owner, name, tensor in self.owned:
+            owner._parameters[name] = site.originals[0][tensor]
+        site.lock.lock.release()
+
+
 class HeadSite(Site):
     """A module of the head: it also sees the last hidden states and which tokens are real."""
 
@@ -462,17 +583,24 @@ class Entry(Hooked):
                 return
 
 
-@contextmanager
-def not_checkpointed(base: nn.Module) -> Iterator[None]:
-    """No gradient checkpointing for the length of a `with` block: what is caught inside a layer has to keep its graph."""
+def checkpointed(base: nn.Module) -> list[nn.Module]:
+    """The layers under gradient checkpointing; refused if it is reentrant, which loses what layers have in common."""
     layers = [m for m in base.modules() if getattr(m, "gradient_checkpointing", False) is True and m.training]
     for layer in layers:
         function: Any = getattr(layer, "_gradient_checkpointing_func", None)
         if isinstance(function, functools.partial) and function.keywords.get("use_reentrant"):
             raise SetupError(
-                "a prompt on a causal decoder needs gradient checkpointing that is not reentrant: "
+                "what this setup makes once for all layers needs gradient checkpointing that is not reentrant: "
                 "host.gradient_checkpointing_enable({'use_reentrant': False})."
             )
+    return layers
+
+
+@contextmanager
+def not_checkpointed(base: nn.Module) -> Iterator[None]:
+    """No gradient checkpointing for the length of a `with` block: what is caught inside a layer has to keep its graph."""
+    layers = checkpointed(base)
+    for layer in layers:
         layer.gradient_checkpointing = False  # type: ignore[assignment]
     try:
         yield

@@ -24,7 +24,7 @@ from inlay.anatomy.places import Acts, Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import NamingError, SetupError, nearest
 from inlay.host.heads import Head, bare_copy, build_head
-from inlay.host.hooks import Active, BranchInput, Entry, HeadSite, Hooked, InputSite, KeySite, Site, TokenSite, is_hooked
+from inlay.host.hooks import Active, BranchInput, Entry, HeadSite, Hooked, InputSite, KeySite, Site, TokenSite, WeightSite, is_hooked
 from inlay.host.keys import check_attention, name_attention
 from inlay.host.resolve import Resolver, member_part
 from inlay.host.setup import Setup, check_setup, names_in
@@ -219,6 +219,8 @@ class Inlays(nn.Module):
             return InputSite(host, place.module, self.acting)
         if place.acts == "keys":
             return KeySite(host, place.module, self.acting, self.entry)
+        if place.acts == "weights":
+            return WeightSite(host, self.anatomy, self.acting)
         if place.acts == "tokens":
             return TokenSite(host, self.anatomy, self.acting, self.entry)
         if place.kind in ("head", "head_bias") or inside(place.module, self.anatomy.head):

@@ -79,7 +79,7 @@ class Resolver:
             self._check_rows(setup, steps)
         return Plan(
             setup, steps, keeps=frozenset(self.keeps), lasts=frozenset(lasts), branches=frozenset(branches), rows=rows,
-            inputs=self._inputs(setup), **self._fronts(setup),
+            inputs=self._inputs(setup), weights=self._weights(setup), **self._fronts(setup),
             pools=any(head.pooling for head in heads),
             draws=tuple((inlay, inlay.draw) for inlay in map(self.inlay_named, names_in(setup))),  # type: ignore[misc]
         )  # fmt: skip
@@ -117,6 +117,31 @@ class Resolver:
         rows = math.lcm(*map(len, parts))  # an encoder may see fewer rows than its decoder's beams
         return [sum((part[row * len(part) // rows] for part in parts), ()) for row in range(rows)]
 
+    def _weights(self, setup: Setup) -> tuple[tuple[nn.Module, float], ...]:
+        """How much of whose changes of the host's weights: what acts is linear in them."""
+        place = next(self.anatomy.of_kind("weights"))
+        found: dict[nn.Module, float] = {}
+
+        def walk_in(part: Setup, share: float) -> None:
+            if isinstance(part, Average):
+                for inner, weight in zip(part.parts, part.weights, strict=True):
+                    walk_in(inner, share * weight)
+            elif isinstance(part, Stack):
+                for inner in part.parts:
+                    walk_in(inner, share)
+            elif isinstance(part, Rows):
+                for name in names_in(part):
+                    if self.inlay_named(name).part(place) is not None:
+                        raise SetupError(
+                            f"{name!r} ({self.inlay_named(name).method.kind}) changes the host's weights, which all rows "
+                            f"of a batch share, so it cannot act in Rows."
+                        )
+            elif part is not None and (module := self.inlay_named(name_in(part)).part(place)) is not None:
+                found[module] = found.get(module, 0.0) + share
+
+        walk_in(setup, 1.0)
+        return tuple(found.items())
+
     def _inputs(self, setup: Setup) -> dict[str, Step]:
         """What is made of the inputs of modules."""
         places = [place for place in self.anatomy.places.values() if place.acts == "input"]
@@ -137,8 +162,8 @@ class Resolver:
                     )
                 if acts and any(other.method.kind != inlay.method.kind for other in inlays):
                     raise SetupError(
-                        f"{part}: {inlay.name!r} ({inlay.method.kind}) changes what goes into a module, and only parts "
-                        f"of its own kind can share that. Use Rows, or a Stack."
+                        f"{part}: {inlay.name!r} ({inlay.method.kind}) changes what goes into a module or its weights, "
+                        f"and only parts of its own kind can share that. Use Rows, or a Stack."
                     )
 
     def _check_rows(self, setup: Setup, steps: dict[str, Step]) -> None:

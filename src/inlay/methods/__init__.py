@@ -13,11 +13,13 @@ from inlay.methods.mixture import Mixture
 from inlay.methods.phm import PHM
 from inlay.methods.prefix import Prefix
 from inlay.methods.prompt import Prompt
+from inlay.methods.said import SAID
 
 __all__ = [
     "IA3",
     "METHODS",
     "PHM",
+    "SAID",
     "AdapterDrop",
     "Bapna",
     "BitFit",
