@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         Pfeiffer,
         Prefix,
         Prompt,
+        UniPELT,
     )
     from inlay.report.plots import plot_fusion
 
@@ -76,7 +77,7 @@ _PUBLIC = {
     "inlay.methods": (
         "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop", "PHM", "Compacter",
         "CompacterPlusPlus", "LowRank", "BitFit", "LoRA", "Mixture", "HeadOnly",
-        "IA3", "Prefix", "Prompt", "SAID",
+        "IA3", "Prefix", "Prompt", "SAID", "UniPELT",
     ),
     "inlay.anatomy.families": ("register_family",),
     "inlay.anatomy.places": ("Branch", "Family", "Layers", "Projection"),

@@ -38,16 +38,18 @@ class InFront:
     def longest(self) -> int:
         return max(self.lengths)
 
-    def made(self, x: Tensor) -> Tensor:
-        """The fronts of all rows (1 or B, P, W), filled up with zeros; x (B, …) is what the modules may read."""
+    def made(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The fronts of all rows (1 or B, P, W), filled up with zeros; x (B, …) and the mask of real
+        tokens are what the modules may read."""
         if self.rows is None:
-            return torch.cat([module(x) for module in self.parts[0]], 1)
+            return torch.cat([_front(module, x, mask) for module in self.parts[0]], 1)
         found = []
         *index, back = self._index(x.device)
         for modules, at in zip(self.parts, index, strict=True):
             own = x.unflatten(0, (len(back), -1))[at].flatten(0, 1)
+            real = None if mask is None else mask.unflatten(0, (len(back), -1))[at].flatten(0, 1)
             if modules:
-                front = torch.cat([module(own).expand(own.shape[0], -1, -1) for module in modules], 1)
+                front = torch.cat([_front(module, own, real).expand(own.shape[0], -1, -1) for module in modules], 1)
                 width = front.shape[-1]
             else:
                 front = None
@@ -89,6 +91,10 @@ class InFront:
         return [torch.tensor(rows, device=device) for rows in (*index, back)]
 
 
+def _front(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    return module(x, mask) if getattr(module, "masked", False) else module(x)
+
+
 def line_up(fronts: list[tuple[nn.Module, ...]]) -> InFront | None:
     """One front for all rows, or one for each part of the batch."""
     if not any(fronts):
@@ -97,9 +103,9 @@ def line_up(fronts: list[tuple[nn.Module, ...]]) -> InFront | None:
     return InFront(tuple(different), None if len(different) == 1 else tuple(map(different.index, fronts)))
 
 
-def keys_and_values(front: InFront, x: Tensor) -> Segment:
+def keys_and_values(front: InFront, x: Tensor, mask: Tensor | None) -> Segment:
     """A front whose modules give keys and values side by side."""
-    keys, values = front.made(x).chunk(2, -1)
+    keys, values = front.made(x, mask).chunk(2, -1)
     return Segment(keys, values, front.visible(x))
 
 

@@ -67,6 +67,8 @@ class Plan:
     """The branches where something acts."""
     rows: int | None = None
     """The batch that Rows is made for."""
+    masks: bool = False
+    """Whether something reads whole texts and has to know which tokens are real."""
     pools: bool = False
     """Whether a head pools the hidden states itself."""
     draws: tuple[tuple[nn.Module, Draw], ...] = ()
@@ -194,26 +196,36 @@ class BranchInput(Hooked):
 class Site(Hooked):
     """One host module at which some inlay has a module."""
 
-    def __init__(self, host: nn.Module, path: str, active: Active, branch: BranchInput | None) -> None:
+    def __init__(
+        self, host: nn.Module, path: str, active: Active, branch: BranchInput | None, real: Slot | None = None
+    ) -> None:  # fmt: skip
         super().__init__()
         self.path = path
         self.active = (active,)
         self.branch = (branch,)
+        self.real = real or Slot()
         self.handles.append(host.get_submodule(path).register_forward_hook(self.act))
 
     def act(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         plan, branch = self.active[0].plan, self.branch[0]
         step = plan.steps.get(self.path)
         if branch is None:
-            return None if step is None else step(output, Seen(args))
+            return None if step is None else step(output, Seen(args, mask=self._mask(output)))
         if self.path in plan.keeps:
             branch.inputs[self.path].put(args[0])
         if step is None:
             return None
-        seen = Seen(args, branch.residual.value, earlier=branch.earlier() if plan.keeps else {})
+        earlier = branch.earlier() if plan.keeps else {}
+        seen = Seen(args, branch.residual.value, mask=self._mask(output), earlier=earlier)
         if self.path in plan.lasts:
             branch.clear()
         return step(output, seen)
+
+
+    def _mask(self, output: Tensor) -> Tensor | None:
+        """Which tokens are real, if a step asks for it and the output has a row for each text."""
+        mask = self.real.value
+        return mask if mask is not None and mask.shape[0] == output.shape[0] else None
 
 
 class InputSite(Hooked):
@@ -237,7 +249,7 @@ class KeySite(Hooked):
         super().__init__()
         self.path = path
         self.active = (active,)
-        self.caught = entry.caught
+        self.caught, self.real = entry.caught, entry.real
         self.handles.append(host.get_submodule(path).register_forward_pre_hook(self.enter, with_kwargs=True))
 
     def enter(
@@ -255,7 +267,9 @@ class KeySite(Hooked):
                 f"{module.config._attn_implementation!r} since. Activate the setup again."
             )
         x = args[0] if args else kwargs["hidden_states"]
-        segments = () if front is None else (keys_and_values(front, x),)
+        mask = self.real.value
+        mask = mask if mask is None or mask.shape[0] == x.shape[0] else None
+        segments = () if front is None else (keys_and_values(front, x, mask),)
         if prompt is not None and prompt.done:
             segments = (*segments, prompt.segment(self.path))
         catches = prompt.catch(self.path) if prompt is not None and not prompt.done else None
@@ -482,6 +496,8 @@ class Entry(Hooked):
         super().__init__()
         self.active, self.branches = (active,), (branches,)
         self.hidden, self.mask = Slot(), Slot()
+        self.real = Slot()
+        """Which tokens of an encoder's texts are real, until the next forward."""
         self.caught = Passing()
         """Keys and values of tokens in front of a causal decoder, until the next forward: a checkpointed layer may be
         recomputed meanwhile."""
@@ -498,6 +514,9 @@ class Entry(Hooked):
             host.get_submodule(anatomy.base).register_forward_hook(self.between, always_call=True),
             host.register_forward_hook(self.leave, always_call=True),
         ]
+        reader = host.get_submodule(anatomy.stacks["encoder"] if len(anatomy.depth) == 2 else anatomy.base)
+        self.reader_inputs = list(inspect.signature(reader.forward).parameters)
+        self.handles.append(reader.register_forward_pre_hook(self.read, with_kwargs=True))
 
     def enter(self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self.active[0].plan
@@ -505,6 +524,13 @@ class Entry(Hooked):
             self._check_rows(plan.rows, args, kwargs)
         if plan.pools:
             self.mask.put(self._given("attention_mask", args, kwargs))
+
+    def read(self, reader: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.active[0].plan.masks:
+            mask = (dict(zip(self.reader_inputs, args, strict=False)) | kwargs).get("attention_mask")
+            self.real.put(mask if isinstance(mask, Tensor) and mask.dim() == 2 else None)
+        elif self.real.value is not None:
+            self.real.put(None)
 
     def begin(
         self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -229,7 +229,7 @@ class Inlays(nn.Module):
             end = self.anatomy.branches[place.branch]
             self.branches[site_key(place.branch)] = BranchInput(host, place.branch, end, self.acting)
         branch = self.branches[site_key(place.branch)] if place.branch else None
-        return Site(host, place.module, self.acting, branch)  # type: ignore[arg-type]
+        return Site(host, place.module, self.acting, branch, self.entry.real)  # type: ignore[arg-type]
 
     def places_of(self, inlay: Inlay) -> list[Place]:
         places = [self.anatomy.places[place_id] for place_id in inlay.place_ids()]

@@ -80,6 +80,7 @@ class Resolver:
         return Plan(
             setup, steps, keeps=frozenset(self.keeps), lasts=frozenset(lasts), branches=frozenset(branches), rows=rows,
             inputs=self._inputs(setup), weights=self._weights(setup), **self._fronts(setup),
+            masks=any(self.inlay_named(name).method.reads_texts for name in names_in(setup)),
             pools=any(head.pooling for head in heads),
             draws=tuple((inlay, inlay.draw) for inlay in map(self.inlay_named, names_in(setup))),  # type: ignore[misc]
         )  # fmt: skip

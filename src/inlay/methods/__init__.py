@@ -14,6 +14,7 @@ from inlay.methods.phm import PHM
 from inlay.methods.prefix import Prefix
 from inlay.methods.prompt import Prompt
 from inlay.methods.said import SAID
+from inlay.methods.unipelt import UniPELT
 
 __all__ = [
     "IA3",
@@ -37,5 +38,6 @@ __all__ = [
     "Pfeiffer",
     "Prefix",
     "Prompt",
+    "UniPELT",
     "method_from",
 ]

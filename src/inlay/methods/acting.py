@@ -38,7 +38,7 @@ class Seen:
     hidden: Tensor | None = None
     """Heads: the last hidden states (B, T, D)."""
     mask: Tensor | None = None
-    """Heads: 1 at real tokens, 0 at padding (B, T)."""
+    """1 at real tokens, 0 at padding (B, T); for heads, and for what reads whole texts."""
     earlier: Mapping[str, Tensor] = field(default_factory=dict)
     """Inputs of modules that ran before this one at the same branch's end, by their names."""
 

@@ -55,6 +55,8 @@ class Method(Config):
     """Its paper's longest training."""
     standalone: ClassVar[bool] = True
     """Whether it can be added by itself with nothing but its defaults."""
+    reads_texts: ClassVar[bool] = False
+    """Whether its modules read whole texts, and have to know which tokens are real."""
     mixes: ClassVar[tuple[str, ...]] = ()
     """The projections of its modules that a mixture can hold alternatives of; none: no mixture can hold it."""
 
