@@ -208,6 +208,7 @@ class Inlays(nn.Module):
     def admit(self, host: PreTrainedModel, inlay: Inlay) -> None:
         """Take in a filled inlay, which learns nothing until `train` says so, and hook the modules that are new."""
         inlay.train(host.training).requires_grad_(False)
+        inlay.method.watch(inlay, self.entry.real)
         self.all[key_of(inlay.name)] = inlay
         for place in self.places_of(inlay):
             if site_key(place.module, place.acts) not in self.sites:

@@ -99,6 +99,9 @@ class Method(Config):
         """Turn modules that only training needs into those that are served: the method they then have, if there is one."""
         return None
 
+    def watch(self, inlay: nn.Module, real: Any) -> None:
+        """Let modules that read whole texts see where a host's hooks leave which tokens are real."""
+
     def needed_of(self, shared: nn.Module) -> nn.Module:
         """What an inlay that was merged into this method still needs of what its modules had in common."""
         return shared
