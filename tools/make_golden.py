@@ -3,10 +3,10 @@
 Two environments are needed, because `adapters` 1.3.0 pins transformers 4.57:
 
     pip install torch==2.13.0 && pip install adapters==1.3.0 transformers==4.57.6
-    python tools/make_golden.py adapters        # first: it also makes the hosts bert, roberta, t5 and gpt2
+    python tools/make_golden.py adapters        # first: it also makes the hosts bert, roberta, t5, gpt2 and bart
 
     pip install torch==2.13.0 && pip install peft==0.21.2 transformers==5.22.2
-    python tools/make_golden.py peft            # second: it reads those hosts, and makes the host llama
+    python tools/make_golden.py peft            # second: it reads those hosts, and makes the others
 
 Written below `tests/golden/`, the same bytes at every run:
 
@@ -37,7 +37,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel, T5ForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    BartForConditionalGeneration,
+    BertGenerationDecoder,
+    PhiForCausalLM,
+    PreTrainedModel,
+    T5ForConditionalGeneration,
+)
 from transformers import AutoModelForSequenceClassification as SequenceClassifier
 
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
@@ -47,6 +54,8 @@ FIRST_WORD = 3  # ids below are padding, start and end in one host or another
 SPREAD, HOST_SPREAD = 0.3, 0.2  # with more, the hosts' own softmaxes are one-hot
 CLEARLY_DIFFERENT = 1e-2
 
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+TINY_DISTILBERT = {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 12}
 BERT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "num_labels": 3}
 SPECIAL = {
     "pad_token_id": 0,
@@ -61,9 +70,25 @@ HOSTS: dict[str, dict[str, Any]] = {
     "t5": {"d_model": 24, "num_layers": 2, "num_heads": 2, "d_kv": 12, "d_ff": 32, "decoder_start_token_id": 0},
     # One key-value head for two query heads, so that the outputs of q and v differ in size.
     "llama": dict(BERT, num_key_value_heads=1, max_position_embeddings=32, **SPECIAL),
+    # For one or two cases each, and so as small as can be.
+    "bart": dict(
+        d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=12, decoder_ffn_dim=12, max_position_embeddings=16, forced_eos_token_id=None,
+        decoder_start_token_id=2, **SPECIAL,
+    ),
+    "distilbert": dict(TINY_DISTILBERT, max_position_embeddings=16, num_labels=3),
+    "phi": dict(TINY, max_position_embeddings=16, **SPECIAL),
+    "bert-generation": dict(TINY, max_position_embeddings=16, is_decoder=True, **SPECIAL),
+}  # fmt: skip
+MODEL_CLASSES = {
+    "t5": T5ForConditionalGeneration,
+    "bart": BartForConditionalGeneration,
+    "phi": PhiForCausalLM,
+    "bert-generation": BertGenerationDecoder,
 }
 ADAPTERS_HOSTS = ("bert", "roberta", "t5", "gpt2")
-PEFT_HOSTS = (*ADAPTERS_HOSTS, "llama")
+PEFT_ONLY_HOSTS = ("llama", "distilbert", "phi", "bert-generation")
+PEFT_HOSTS = (*ADAPTERS_HOSTS, *PEFT_ONLY_HOSTS)
 
 # Reduction factors that leave bottlenecks divisible by n = 4 where PHM layers are used: 24 // 3 = 8.
 SINGLE_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -98,6 +123,15 @@ LAST_VALUE = {
     "t5": "decoder.block.1.layer.0.SelfAttention.v",
     "gpt2": "h.1.attn.c_attn",
     "llama": "layers.1.self_attn.v_proj",
+}
+# Cases that the other hosts cannot have.
+SPECIAL_CASES: dict[str, dict[str, dict[str, Any]]] = {
+    # Saves pre_classifier too: its name ends with `classifier`.
+    "distilbert": {"head": {"r": 2, "lora_alpha": 8, "target_modules": ["q_lin", "v_lin"], "task_type": "SEQ_CLS"}},
+    # Writes the output layer's own weight and bias beside its LoRA.
+    "phi": {"lm_head": {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "lm_head"]}},
+    # The bias of the output layer has two names.
+    "bert-generation": {"bias_all": {"r": 2, "lora_alpha": 8, "target_modules": ["query", "value"], "bias": "all"}},
 }
 PATTERNS = {
     "bert": r".*\.attention\.(self\.(query|value)|output\.dense)",
@@ -137,15 +171,17 @@ def is_multiplier(name: str) -> bool:
 def make_host(host: str) -> None:
     """Save a random host, its inputs, and its logits."""
     config = AutoConfig.for_model(host, vocab_size=VOCAB, **HOSTS[host])
-    model = T5ForConditionalGeneration(config) if host == "t5" else SequenceClassifier.from_config(config)
+    model = MODEL_CLASSES[host](config) if host in MODEL_CLASSES else SequenceClassifier.from_config(config)
     randomise(model.named_parameters(), f"{host} host", HOST_SPREAD)
+    if host == "bart":
+        model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(0))
     model.save_pretrained(fresh_folder(f"{host}/host"))
 
     generator = torch.Generator().manual_seed(zlib.crc32(f"{host} inputs".encode()))
     attention_mask = (torch.arange(T) < torch.tensor(ROW_LENGTHS)[:, None]).long()  # (B, T), padding on the right
     input_ids = torch.randint(FIRST_WORD, VOCAB, (B, T), generator=generator)
     inputs = {"input_ids": input_ids.where(attention_mask == 1, config.pad_token_id), "attention_mask": attention_mask}
-    if host == "t5":
+    if host in ("t5", "bart"):
         decoder_input_ids = torch.randint(FIRST_WORD, VOCAB, (B, T_DECODER), generator=generator)
         decoder_input_ids[:, 0] = config.decoder_start_token_id
         inputs["decoder_input_ids"] = decoder_input_ids
@@ -154,8 +190,7 @@ def make_host(host: str) -> None:
 
 def load_host(host: str) -> PreTrainedModel:
     """The saved host. Paths are relative to tests/golden, since both libraries write them into their files."""
-    model_class = T5ForConditionalGeneration if host == "t5" else SequenceClassifier
-    return model_class.from_pretrained(f"{host}/host").eval()
+    return MODEL_CLASSES.get(host, SequenceClassifier).from_pretrained(f"{host}/host").eval()
 
 
 def load_inputs(host: str) -> tuple[dict[str, Tensor], Tensor]:
@@ -191,7 +226,7 @@ def check_different(logits: Tensor, bare: Tensor, folder: str) -> None:
 def make_adapters_files() -> None:
     """All cases of the `adapters` library."""
     from adapters import AdapterConfig
-    from adapters.composition import Fuse, Stack
+    from adapters.composition import Average, Fuse, Stack
 
     def members_of(names: Iterable[str], kind: str) -> dict[str, AdapterConfig]:
         return {n: AdapterConfig.load(kind, reduction_factor=f) for n, f in zip(names, MEMBER_FACTORS, strict=False)}
@@ -214,6 +249,23 @@ def make_adapters_files() -> None:
         for case in HEAD_LAYERS:
             make_adapters_case(host, case, one, Stack("a"), with_head=True)
     make_adapters_setup("bert", "setup", members_of(("first", "m0", "m1"), "seq_bn"), Stack("first", Fuse("m0", "m1")))
+
+    make_host("bart")
+    make_adapters_case("bart", "seq_bn_host_head", one, Stack("a"), with_head=True)
+    make_adapters_case("bert", "fusion1_dynamic", members_of(["m0"], "seq_bn"), Fuse("m0"))
+    make_adapters_setup("bert", "setup_fuse_one", members_of(["m0"], "seq_bn"), Fuse("m0"))
+    # Setups that mean something else there than inlay.Stack and inlay.Average.
+    pair = members_of(("first", "second"), "seq_bn")
+    parallel, lora = AdapterConfig.load("par_bn", reduction_factor=3), AdapterConfig.load("lora", r=2, alpha=4)
+    refused = {
+        "parallel_first": Stack("parallel", "second"),
+        "parallel_last": Stack("first", "parallel"),
+        "loras": Stack("lora", "other_lora"),
+        "average": Average("first", "second"),
+    }
+    everybody = {**pair, "parallel": parallel, "lora": lora, "other_lora": lora}
+    for case, setup in refused.items():
+        make_adapters_setup("bert", f"setup_{case}", {name: everybody[name] for name in setup.flatten()}, setup)
 
 
 def load_adapters_host(host: str, case: str) -> PreTrainedModel:
@@ -247,7 +299,8 @@ def make_adapters_case(
         bare = logits_of(model, inputs)
         model.set_active_adapters(setup)
 
-    folders = {name: folder if len(members) == 1 else f"{folder}/{name}" for name in members}
+    alone = len(members) == 1 and not find_fuse(setup)
+    folders = {name: folder if alone else f"{folder}/{name}" for name in members}
     saving = {"with_head": with_head, "use_safetensors": use_safetensors}
     for name, path in folders.items():
         model.save_adapter(path, name, **saving)
@@ -328,7 +381,8 @@ def adapters_outputs(model: Any, inputs: dict[str, Tensor], setup: Any) -> dict[
 
 def make_peft_files() -> None:
     """All cases of the `peft` library."""
-    make_host("llama")
+    for host in PEFT_ONLY_HOSTS:
+        make_host(host)
     for host in PEFT_HOSTS:
         inputs, bare = load_inputs(host)
         torch.testing.assert_close(logits_of(load_host(host), inputs), bare, atol=1e-6, rtol=1e-6)
@@ -338,6 +392,8 @@ def make_peft_files() -> None:
 
 def peft_cases(host: str) -> dict[str, dict[str, Any]]:
     """The options of each LoRA case for a host."""
+    if host in SPECIAL_CASES:
+        return SPECIAL_CASES[host]
     targets = QUERY_VALUE[host]
     common = {"r": 4, "lora_alpha": 16, "target_modules": targets, "fan_in_fan_out": host == "gpt2"}
     cases = {

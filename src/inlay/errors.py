@@ -37,3 +37,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(known) or 'none'}."
+
+
+LEARN = (
+    "accelerate", "click", "datasets", "jinja2", "markupsafe", "matplotlib", "pyarrow", "rich", "scipy", "sklearn",
+    "yaml",
+)  # fmt: skip
+"""Modules that come with the extra `learn`: `import inlay` and the maths do without them."""
+
+
+def extra_for(error: ModuleNotFoundError) -> str | None:
+    """What to install for a module that is missing, as pip takes it; None: Inlay does not know the module."""
+    return "inlay[learn]" if (error.name or "").partition(".")[0] in LEARN else None

@@ -1,14 +1,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.words import DATA, RUN
 from tests.training.small import rows, save_bert, write_rows
-
-RUN = [sys.executable, "-W", "error::UserWarning:inlay", "-c", "from inlay.cli import main; main()"]
 
 
 @pytest.fixture(scope="session")
@@ -53,32 +51,16 @@ def inlay_here(place, monkeypatch, capsys):
     return run
 
 
-DATA = (
-    "--host",
-    "bert",
-    "--train",
-    "train.jsonl",
-    "--validation",
-    "validation.jsonl",
-    "--batch-size",
-    "16",
-    "--epochs",
-    "3",
-    "--lr",
-    "0.02",
-)
-
-
 @pytest.fixture(scope="session")
 def trained(inlay_cli, place) -> Path:
     """Two runs: inlays of two sizes."""
     from inlay.runs.settings import Settings
-    from inlay.runs.train import train
+    from inlay.runs.train import train_run
 
     inlay_cli("train", *DATA, "--name", "a", "--options", "reduction=2", "--out", "runs/a")
-    files = {"train": place / "train.jsonl", "validation": place / "validation.jsonl"}
+    files = {"train_file": place / "train.jsonl", "validation_file": place / "validation.jsonl"}
     options = {"reduction": 4}
-    train(
+    train_run(
         Settings(
             host=str(place / "bert"),
             **files,

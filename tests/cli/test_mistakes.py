@@ -5,13 +5,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from inlay.cli import main
-from tests.cli.conftest import RUN
+from tests.cli.words import RUN
 from tests.training.small import rows, write_rows
 
 
@@ -38,7 +39,18 @@ def mistake(capsys):
     return run
 
 
-TRAIN = ("train", "--host", "bert", "--validation", "validation.jsonl", "--out", "run", "--threads", "1", "--quiet")
+TRAIN = (
+    "train",
+    "--host",
+    "bert",
+    "--validation-file",
+    "validation.jsonl",
+    "--out",
+    "run",
+    "--threads",
+    "1",
+    "--quiet",
+)
 
 
 @pytest.mark.parametrize(
@@ -68,23 +80,27 @@ def test_mistakes_are_named(there, mistake, lines, flags, message):
         write_rows(file, lines)
     else:
         file.write_bytes(lines if isinstance(lines, bytes) else lines.encode())
-    assert message in mistake(*TRAIN, "--train", str(file), *flags)
+    assert message in mistake(*TRAIN, "--train-file", str(file), *flags)
     assert not (there / "run").exists(), "nothing is left of what came to nothing"
 
 
 def test_all_errors_of_a_config_at_once(there, mistake):
-    (there / "job.yaml").write_text("hots: bert\nout: run\nepochs: -1\nlr: fast\nprecision: half\ntrain: train.jsonl\n")
+    (there / "job.yaml").write_text(
+        "hots: bert\nout: run\nepochs: -1\nlr: fast\nprecision: half\ntrain_file: train.jsonl\n"
+    )
     told = mistake("train", "--config", "job.yaml")
     assert "no setting 'hots'. Did you mean 'host'?" in told
     assert all(name in told for name in ("epochs", "lr", "precision"))
-    told = mistake(*TRAIN, "--train", "train.jsonl", "--host", "nowhere", "--method", "none", "--text", "txet")
+    told = mistake(*TRAIN, "--train-file", "train.jsonl", "--host", "nowhere", "--method", "none", "--text", "txet")
     assert all(message in told for message in ("no host 'nowhere'", "unknown method 'none'", "no column 'txet'"))
 
 
 def test_a_label_that_training_did_not_see(there, mistake):
     write_rows(there / "other.jsonl", [*rows(10), {"text": "w1", "label": "neutral"}])
     words = [word if word != "validation.jsonl" else "other.jsonl" for word in TRAIN]
-    assert "other.jsonl, line 11: label 'neutral' was not seen in training" in mistake(*words, "--train", "train.jsonl")
+    assert "other.jsonl, line 11: label 'neutral' was not seen in training" in mistake(
+        *words, "--train-file", "train.jsonl"
+    )
 
 
 def test_verbs_and_paths_that_do_not_exist(there, mistake):
@@ -98,16 +114,12 @@ def test_verbs_and_paths_that_do_not_exist(there, mistake):
 def test_a_run_folder_that_is_not_empty_or_in_use(there, mistake):
     (there / "run").mkdir()
     (there / "run" / "thesis.txt").write_text("three years of work")
-    assert "is not empty (it holds thesis.txt)" in mistake(*TRAIN, "--train", "train.jsonl")
+    assert "is not empty (it holds thesis.txt)" in mistake(*TRAIN, "--train-file", "train.jsonl")
     assert (there / "run" / "thesis.txt").read_text() == "three years of work"
     from inlay.runs.folder import Run
 
-    with Run(there / "busy").held(fresh=True):
-        held = subprocess.run(
-            [*RUN, *TRAIN, "--train", "train.jsonl", "--out", "busy"], capture_output=True, text=True, cwd=there
-        )
-    assert held.returncode == 2
-    assert "is in use by another process" in held.stderr
+    with Run(there / "busy").locked(fresh=True):  # a lock of an open file: also this process cannot take it twice
+        assert "is in use by another process" in mistake(*TRAIN, "--train-file", "train.jsonl", "--out", "busy")
 
 
 def test_a_full_disk_loses_nothing(there, capsys, monkeypatch):
@@ -124,7 +136,7 @@ def test_a_full_disk_loses_nothing(there, capsys, monkeypatch):
     write = state.write_whole
     monkeypatch.setattr(state, "write_whole", full)
     with pytest.raises(SystemExit) as left:
-        main([*TRAIN, "--train", "train.jsonl", "--epochs", "2", "--batch-size", "16", "--save-every", "1"])
+        main([*TRAIN, "--train-file", "train.jsonl", "--epochs", "2", "--batch-size", "16", "--save-every", "1"])
     assert left.value.code == 2
     assert "the disk is full" in capsys.readouterr().err
     monkeypatch.undo()
@@ -150,26 +162,42 @@ def test_a_reader_that_leaves_early_is_no_mistake(there):
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(there):
-    words = [
-        *RUN,
-        *TRAIN[:-1],
-        "--train",
-        "train.jsonl",
-        "--batch-size",
-        "8",
-        "--epochs",
-        "500",
-        "--patience",
-        "0",
-        "--eval-every",
-        "6000",
-    ]
+    long = ("--batch-size", "8", "--epochs", "500", "--patience", "0", "--eval-every", "6000", "--save-every", "20")
+    words = [*RUN, *TRAIN[:-1], "--train-file", "train.jsonl", *long]
     process = subprocess.Popen(words, cwd=there, stderr=subprocess.PIPE, text=True)
     while not (there / "run" / "checkpoint.safetensors").exists():
         assert process.poll() is None
-        assert time.sleep(0.1) is None
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "To go on: inlay train --resume run" in told
     assert json.loads((there / "run" / "run.json").read_text())["status"] == "interrupted"
+
+
+def without(module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `inlay …` in a process in which a module is not installed."""
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; sys.argv = ['inlay', *{list(words)!r}]; "
+        "from inlay.cli import main; main()"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("click", ("--help",)),
+        ("yaml", ("train", "--help")),
+        ("accelerate", ("train", "--host", "bert", "--task", "rte", "--out", "run")),
+    ],
+)
+def test_a_verb_says_which_extra_it_needs(module, words):
+    told = without(module, *words)
+    verb = "" if words[0].startswith("-") else f" {words[0]}"
+    assert told.returncode == 2, told.stderr
+    assert told.stderr == f"error: `inlay{verb}` needs {module}. Install it with: pip install 'inlay[learn]'\n"
+
+
+def test_a_fault_of_ours_is_not_taken_for_a_missing_extra():
+    assert without("inlay.runs.settings", "train", "--help").returncode == 1

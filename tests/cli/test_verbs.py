@@ -1,13 +1,17 @@
 """Every verb, run as a process."""
 
 import json
+import re
+import shlex
 
+import click
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from inlay.cli import app, main
 from inlay.cli.app import VERBS
-from tests.cli.conftest import DATA
+from tests.cli.words import DATA
 from tests.training.small import rows, write_rows
 
 
@@ -23,17 +27,20 @@ def test_help_is_quick_and_does_not_import_torch(inlay_cli, place):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_an_example(verb):
-    import contextlib
-    import io
-
-    from inlay.cli import main
-
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
-        main([verb, "--help"])
-    assert "Example" in told.getvalue()
-    assert f"inlay {verb}" in told.getvalue()
+def test_the_examples_of_every_verb_can_be_said(verb, capsys, tmp_path, monkeypatch):
+    """Each has one at least, and every flag and argument of it is one that the verb takes."""
+    monkeypatch.chdir(tmp_path)
+    main([verb, "--help"])
+    told = capsys.readouterr().out
+    examples = [shlex.split(line.split(" > ")[0]) for line in re.findall(rf"^ .*?\binlay {verb}\b(.*)$", told, re.M)]
+    assert "Example" in told
+    assert examples
+    command = app.inlay.get_command(click.Context(app.inlay), verb)
+    for words in examples:
+        for word in words:  # some paths must be there
+            if "/" in word:
+                (tmp_path / word).mkdir(parents=True, exist_ok=True)
+        command.make_context(verb, words)  # raises where a word is not understood
 
 
 def test_train_writes_a_run_that_describes_itself(trained):
@@ -71,12 +78,12 @@ def test_a_report_of_odd_labels_and_of_a_metric_that_is_not_defined(inlay_here, 
     odd = {"positive": "<script>alert(1)</script> $x_$", "negative": "日本語"}
     write_rows(place / "odd.jsonl", [row | {"label": odd[row["label"]]} for row in rows(32)])
     flags = ("--host", "bert", "--epochs", "1", "--batch-size", "8", "--quiet")
-    inlay_here("train", *flags, "--train", "odd.jsonl", "--out", "runs/odd")
+    inlay_here("train", *flags, "--train-file", "odd.jsonl", "--out", "runs/odd")
     page = (place / "runs" / "odd" / "report.html").read_text()
     assert "<script" not in page
     assert "日本語" in page[page.index("Confusion matrix") :]
     write_rows(place / "numbers.jsonl", [{"text": f"w{i}", "label": i} for i in range(10)])  # one row validates
-    told = inlay_here("train", *flags, "--kind", "regression", "--train", "numbers.jsonl", "--out", "runs/numbers")
+    told = inlay_here("train", *flags, "--kind", "regression", "--train-file", "numbers.jsonl", "--out", "runs/numbers")
     assert told.splitlines()[1].split() == ["pearson", "—"]
     assert "pearson nan" in (place / "runs" / "numbers" / "report.html").read_text()
 
@@ -115,7 +122,7 @@ def test_choices_are_predicted_from_the_command_line(inlay_here, place):
     some = [{"q": "w1", "of": ["good", "bad"][:: 1 - 2 * (i % 2)], "label": i % 2} for i in range(32)]
     write_rows(place / "choices.jsonl", some)
     flags = ("--kind", "choice", "--text", "q", "--choices", "of", "--batch-size", "8", "--epochs", "1", "--quiet")
-    inlay_here("train", "--host", "bert", "--train", "choices.jsonl", *flags, "--out", "runs/choice")
+    inlay_here("train", "--host", "bert", "--train-file", "choices.jsonl", *flags, "--out", "runs/choice")
     told = json.loads(inlay_here("predict", "runs/choice", "w1", "bad", "good", "fine"))
     assert told["of"] == ["bad", "good", "fine"]
     assert len(told["probabilities"]) == 3
@@ -180,7 +187,7 @@ def test_params_counts_as_published(inlay_cli, inlay_here):
 
 def test_validate_shows_labels_lengths_and_cost(inlay_cli, place):
     (place / "job.yaml").write_text(
-        "host: bert\ntrain: train.jsonl\nvalidation: validation.jsonl\nbatch_size: 16\nepochs: 2\n"
+        "host: bert\ntrain_file: train.jsonl\nvalidation_file: validation.jsonl\nbatch_size: 16\nepochs: 2\n"
     )
     told = json.loads(inlay_cli("validate", "--config", "job.yaml", "--json").stdout)
     assert told["labels"] == {"negative": 48, "positive": 48}

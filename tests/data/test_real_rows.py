@@ -9,11 +9,9 @@ import torch
 import inlay
 from inlay.data import Data, prepare
 from inlay.data.splits import Prepared
-from inlay.training.codec import Language
-from inlay.training.loop import fit
-from inlay.training.modes import begin
+from inlay.training.loop import TrainingLoop
 from inlay.training.recipe import Recipe
-from inlay.training.workbench import form_of, open_host, own_head
+from inlay.training.workbench import Workbench
 from tests.training.small import save_bert, save_t5
 
 FOLDER = Path(os.environ.get("INLAY_DATA") or "nowhere")
@@ -44,18 +42,17 @@ def test_loads_tokenises_and_trains(name, hosts, tmp_path, monkeypatch):
         range(len(read.task.labels))
     )
     few = Prepared(read.task, read.train[:16], read.validation[:8], [])
-    host, tokenizer = open_host(str(hosts["bert"]), few.task)
-    form = form_of(few.task, host.config)
-    language = Language(few.task, form, tokenizer, 64)
-    begin(host, "x", "inlay", own_head(few.task, form, host), method=inlay.Pfeiffer(reduction=2))
+    bench = Workbench.open(str(hosts["bert"]), few.task)
+    bench.set_up("x", "inlay", method=inlay.Pfeiffer(reduction=2))
+    host, codec = bench.host, bench.codec(64)
     before = {key: tensor.clone() for key, tensor in host.inlays.state_dict().items()}
-    outcome = fit(
+    outcome = TrainingLoop(
         host,
-        language,
-        language.split(few.train),
-        language.split(few.validation),
+        codec,
+        codec.encode(few.train),
+        codec.encode(few.validation),
         Recipe(lr=1e-2, epochs=1, batch_size=8),
-    )
+    ).run()
     assert outcome.steps == 2
     assert list(outcome.scores) == list(few.task.metrics)
     assert any(not torch.equal(tensor, before[key]) for key, tensor in host.inlays.state_dict().items())
@@ -65,14 +62,14 @@ def test_loads_tokenises_and_trains(name, hosts, tmp_path, monkeypatch):
 def test_text_hosts_train_on_every_kind(name, hosts, tmp_path, monkeypatch):
     monkeypatch.setenv("INLAY_CACHE", str(tmp_path))
     read = prepare(Data(task=name, data_dir=FOLDER))
-    host, tokenizer = open_host(str(hosts["t5"]), read.task)
-    language = Language(read.task, "text", tokenizer, 64)
-    begin(host, "x", "inlay", None, method=inlay.Houlsby(reduction=2))
-    outcome = fit(
+    bench = Workbench.open(str(hosts["t5"]), read.task)
+    bench.set_up("x", "inlay", method=inlay.Houlsby(reduction=2))
+    host, codec = bench.host, bench.codec(64)
+    outcome = TrainingLoop(
         host,
-        language,
-        language.split(read.train[:8]),
-        language.split(read.validation[:4]),
+        codec,
+        codec.encode(read.train[:8]),
+        codec.encode(read.validation[:4]),
         Recipe(lr=1e-2, epochs=2, batch_size=8),
-    )
+    ).run()
     assert outcome.steps == 2

@@ -4,9 +4,6 @@ import pytest
 
 import inlay
 from inlay.data import Data, DataError, Task, builtin_tasks, prepare, task_named
-from inlay.data.examples import examples
-from inlay.data.rows import Table
-from inlay.data.sources import _as_task_row
 
 FUSION_16 = [
     "mnli",
@@ -50,33 +47,34 @@ def test_the_papers_tasks_are_built_in():
         task_named("winogrand")
 
 
-@pytest.mark.parametrize(
-    ("name", "hub_row", "texts", "target"),
-    [
-        ("rte", {"sentence1": "p", "sentence2": "h", "label": 1}, (("p", "h"),), 1),
-        ("winogrande", {"sentence": "so _ left", "option1": "Al", "option2": "Bo", "answer": "2"}, (("so Al left", None), ("so Bo left", None)), 1),
-        ("csqa", {"question": "q", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "B"}, (("q", "x"), ("q", "y")), 1),
-        ("socialiqa", {"context": "c", "question": "q", "answerA": "x", "answerB": "y", "answerC": "z", "label": "3"}, None, 2),
-        ("hellaswag", {"ctx": "c", "endings": ["x", "y"], "label": "0"}, (("c", "x"), ("c", "y")), 0),
-        ("boolq", {"question": "q", "passage": "p", "label": 1}, (("q", "p"),), 1),
-        ("wic", {"word": "w", "sentence1": "a", "sentence2": "b", "label": 0}, (("w: a", "b"),), 0),
-        ("record", {"passage": "p", "query": "@placeholder ran", "entities": ["Al", "Bo"], "answers": ["Bo"]}, (("p Al ran", None), ("p Bo ran", None)), 1),
-        ("sick", {"sentence_A": "a", "sentence_B": "b", "label": 2}, (("a", "b"),), 2),
-        ("stsb", {"sentence1": "a", "sentence2": "b", "label": 3.8}, (("a", "b"),), 3.8),
-    ],
-)  # fmt: skip
-def test_hub_rows_become_the_tasks_own(name, hub_row, texts, target):
-    task = task_named(name)
-    (example,) = examples(task, Table([_as_task_row(hub_row, task.hub, task)], "hub"))
-    assert example.target == target
-    assert texts is None or example.texts == texts
+OFFICIAL = {
+    "cola": ("matthews",), "sst2": ("accuracy",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "stsb": ("pearson", "spearman"),
+    "mnli": ("accuracy",), "qnli": ("accuracy",), "rte": ("accuracy",), "boolq": ("accuracy",), "cb": ("accuracy", "macro_f1"),
+    "copa": ("accuracy",), "multirc": ("f1", "group_exact_match"), "wic": ("accuracy",), "record": ("accuracy",),
+}  # fmt: skip
+"""What GLUE and SuperGLUE report. ReCoRD's own are of texts; here it is a choice among the entities."""
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_glue_and_superglue_are_measured_as_officially(name):
+    assert set(OFFICIAL[name]) <= set(task_named(name).metrics)
+    assert task_named(name).main == OFFICIAL[name][0]
+
+
+def test_the_papers_split_rule_goes_by_size():
+    """Karimi Mahabadi et al. 2021: sets of fewer than 10,000 training rows are halved, others hold out 1,000."""
+    small = {"cola", "mrpc", "rte", "stsb", "boolq", "cb", "copa", "wic", "csqa", "sick"}
+    large = {"qqp", "sst2", "qnli", "winogrande", "imdb", "hellaswag", "socialiqa", "cosmosqa", "scitail", "record"}
+    assert {name for name in small if task_named(name).compacter != "halve"} == set()
+    assert {name for name in large if task_named(name).compacter != "hold_out"} == set()
+    assert task_named("mnli").compacter == "mismatched"
 
 
 def test_labels_of_own_rows_are_found_and_shown(tmp_path):
     prepared = prepare(
         Data(
-            train=write(tmp_path / "t.jsonl", some(40, (3, 1, 2))),
-            validation=write(tmp_path / "v.jsonl", some(9, (1, 2, 3))),
+            train_file=write(tmp_path / "t.jsonl", some(40, (3, 1, 2))),
+            validation_file=write(tmp_path / "v.jsonl", some(9, (1, 2, 3))),
         )
     )
     assert prepared.task.labels == ("1", "2", "3")
@@ -85,25 +83,25 @@ def test_labels_of_own_rows_are_found_and_shown(tmp_path):
 
 def test_columns_may_be_templates(tmp_path):
     rows = [{"q": f"why {i}", "a": "so", "ok": i % 2 == 0} for i in range(20)]
-    prepared = prepare(Data(train=write(tmp_path / "t.jsonl", rows), text="{q}? {a}", label="ok"))
+    prepared = prepare(Data(train_file=write(tmp_path / "t.jsonl", rows), text="{q}? {a}", label="ok"))
     assert prepared.task.labels == ("false", "true")
     assert prepared.train[0].texts[0][0].startswith("why")
     assert prepared.train[0].texts[0][0].endswith("? so")
 
 
 def test_labels_that_look_like_numbers_and_are_none(tmp_path):
-    prepared = prepare(Data(train=write(tmp_path / "t.jsonl", some(20, ("²", "--1")))))
+    prepared = prepare(Data(train_file=write(tmp_path / "t.jsonl", some(20, ("²", "--1")))))
     assert prepared.task.labels == ("--1", "²")
 
 
 def test_choices_may_be_several_columns_as_csv_has_them(tmp_path):
     file = tmp_path / "t.csv"
     file.write_text("q,a,b,right\n" + "why?,so,or so,1\n" * 20, encoding="utf-8")
-    prepared = prepare(Data(train=file, kind="choice", text="q", choices="a, b", label="right"))
+    prepared = prepare(Data(train_file=file, kind="choice", text="q", choices="a, b", label="right"))
     assert prepared.train[0].texts == (("why?", "so"), ("why?", "or so"))
     assert prepared.train[0].target == 1
     with pytest.raises(DataError, match="no column 'c'"):
-        prepare(Data(train=file, kind="choice", text="q", choices="a,c", label="right"))
+        prepare(Data(train_file=file, kind="choice", text="q", choices="a,c", label="right"))
 
 
 @pytest.mark.parametrize(
@@ -116,13 +114,13 @@ def test_choices_may_be_several_columns_as_csv_has_them(tmp_path):
 )
 def test_wrong_columns_and_labels_name_the_nearest(tmp_path, given, message):
     with pytest.raises(DataError, match=message):
-        prepare(Data(train=write(tmp_path / "t.jsonl", some(20)), **given))
+        prepare(Data(train_file=write(tmp_path / "t.jsonl", some(20)), **given))
 
 
 def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
     files = {
-        "train": write(tmp_path / "t.jsonl", some(20)),
-        "validation": write(tmp_path / "v.jsonl", [*some(4), {"text": "a", "label": "new"}]),
+        "train_file": write(tmp_path / "t.jsonl", some(20)),
+        "validation_file": write(tmp_path / "v.jsonl", [*some(4), {"text": "a", "label": "new"}]),
     }
     with pytest.raises(DataError, match=r"v\.jsonl, line 5: label 'new' was not seen in training"):
         prepare(Data(**files))
@@ -142,7 +140,10 @@ def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
     ],
 )
 def test_rows_that_cannot_be_learned_from(tmp_path, rows, message):
-    files = {"train": write(tmp_path / "t.jsonl", rows), "validation": write(tmp_path / "v.jsonl", some(4, ("x",)))}
+    files = {
+        "train_file": write(tmp_path / "t.jsonl", rows),
+        "validation_file": write(tmp_path / "v.jsonl", some(4, ("x",))),
+    }
     with pytest.raises(DataError, match=message):
         prepare(Data(**files))
 
@@ -150,7 +151,9 @@ def test_rows_that_cannot_be_learned_from(tmp_path, rows, message):
 def test_all_broken_rows_are_counted(tmp_path):
     rows = [*some(50), *({"text": None, "label": "x"} for _ in range(8))]
     with pytest.raises(DataError, match="(?s)line 51: .*line 55: .*and 3 more"):
-        prepare(Data(train=write(tmp_path / "t.jsonl", rows), validation=write(tmp_path / "v.jsonl", some(4))))
+        prepare(
+            Data(train_file=write(tmp_path / "t.jsonl", rows), validation_file=write(tmp_path / "v.jsonl", some(4)))
+        )
 
 
 def test_splits(tmp_path):

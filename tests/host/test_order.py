@@ -50,9 +50,9 @@ def met(host: torch.nn.Module, setup: inlay.Setup, family: str) -> bool:
     """Whether a setup acts, and then as its formula says; it may be refused only where the host norms a branch."""
     try:
         inlay.activate(host, setup)
-    except inlay.SetupError as error:
-        assert family in NORMED, (family, setup)
-        assert "acts before" in str(error) or "before" in str(error)
+    except inlay.SetupError:
+        if family not in NORMED:
+            raise
         return False
     fast = logits(host)
     if family not in NORMED:
@@ -138,5 +138,4 @@ def test_what_cannot_come_later_is_refused() -> None:
     before = logits(host)
     with pytest.raises(inlay.SetupError, match="'lora-out' acts at decoder.0.ffn_out, before"):
         inlay.activate(host, inlay.Stack("pfeiffer", "lora-out"))
-    assert inlay.Setup is not None
     assert torch.equal(logits(host), before)

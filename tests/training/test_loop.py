@@ -4,40 +4,16 @@ import pytest
 import torch
 
 import inlay
-from inlay.data import Data, prepare
-from inlay.training.codec import Language
-from inlay.training.loop import accelerator_for, fit, rate_at
-from inlay.training.modes import begin
-from inlay.training.recipe import RATES, Recipe, filled
-from inlay.training.workbench import form_of, open_host, own_head
-
-
-def ready(small, mode="inlay", seed=0, method=None, members=(), host="bert"):
-    prepared = prepare(Data(train=small / "train.jsonl", validation=small / "validation.jsonl"))
-    torch.manual_seed(seed)
-    model, tokenizer = open_host(str(small / host), prepared.task)
-    form = form_of(prepared.task, model.config)
-    language = Language(prepared.task, form, tokenizer, 64)
-    begin(
-        model,
-        "own",
-        mode,
-        own_head(prepared.task, form, model),
-        method=method or inlay.Pfeiffer(reduction=2),
-        members=members,
-    )
-    return model, language, language.split(prepared.train), language.split(prepared.validation)
-
-
-def state(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+from inlay.training.loop import TrainingLoop, accelerator_for, rate_at
+from inlay.training.recipe import Recipe, filled
+from tests.training.ready import ready, state
 
 
 @pytest.mark.parametrize(("mode", "lr"), [("inlay", 3e-2), ("head", 5e-2), ("full", 1e-2)])
 def test_learning_is_real_and_only_what_should_train_does(small, mode, lr):
-    model, language, train, validation = ready(small, mode)
+    model, codec, train, validation = ready(small, mode)
     before = state(model)
-    outcome = fit(model, language, train, validation, Recipe(lr=lr, epochs=10, batch_size=16, patience=0))
+    outcome = TrainingLoop(model, codec, train, validation, Recipe(lr=lr, epochs=10, batch_size=16, patience=0)).run()
     assert outcome.scores["accuracy"] >= 0.8
     changed = {name for name, tensor in state(model).items() if not torch.equal(tensor, before[name])}
     assert any(name.startswith("inlays.") for name in changed)
@@ -45,23 +21,23 @@ def test_learning_is_real_and_only_what_should_train_does(small, mode, lr):
 
 
 def test_text_hosts_answer_with_the_label(small):
-    model, language, train, validation = ready(small, host="t5", method=inlay.Houlsby(reduction=1))
+    model, codec, train, validation = ready(small, host="t5", method=inlay.Houlsby(reduction=1))
     model.requires_grad_(True)  # a host of random weights cannot say anything without
-    outcome = fit(model, language, train, validation, Recipe(lr=2e-2, epochs=8, batch_size=16, patience=0))
+    outcome = TrainingLoop(model, codec, train, validation, Recipe(lr=2e-2, epochs=8, batch_size=16, patience=0)).run()
     assert outcome.scores["accuracy"] >= 0.8
 
 
 def test_the_best_state_is_restored(small):
-    model, language, train, validation = ready(small)
+    model, codec, train, validation = ready(small)
     recipe = Recipe(lr=0.3, epochs=6, batch_size=16, patience=0, warmup=0.0)  # so fast that it gets worse again
-    outcome = fit(model, language, train, validation, recipe)
+    outcome = TrainingLoop(model, codec, train, validation, recipe).run()
     assert outcome.scores["accuracy"] == max(entry["validation_accuracy"] for entry in outcome.history)
     assert len(outcome.history) == 6
 
 
 def test_early_stopping_stops(small):
-    model, language, train, validation = ready(small)
-    outcome = fit(model, language, train, validation, Recipe(lr=1e-9, epochs=30, batch_size=16, patience=2))
+    model, codec, train, validation = ready(small)
+    outcome = TrainingLoop(model, codec, train, validation, Recipe(lr=1e-9, epochs=30, batch_size=16, patience=2)).run()
     assert len(outcome.history) == 3
     assert outcome.best_step == 6
 
@@ -69,8 +45,10 @@ def test_early_stopping_stops(small):
 def test_the_same_seed_is_bit_equal_and_another_is_not(small):
     runs = []
     for seed in (0, 0, 1):
-        model, language, train, validation = ready(small, seed=seed)
-        outcome = fit(model, language, train, validation, Recipe(lr=1e-2, epochs=2, batch_size=16, seed=seed))
+        model, codec, train, validation = ready(small, seed=seed)
+        outcome = TrainingLoop(
+            model, codec, train, validation, Recipe(lr=1e-2, epochs=2, batch_size=16, seed=seed)
+        ).run()
         runs.append((outcome.history, state(model)))
     assert runs[0][0] == runs[1][0]
     assert all(torch.equal(runs[0][1][name], tensor) for name, tensor in runs[1][1].items())
@@ -80,20 +58,22 @@ def test_the_same_seed_is_bit_equal_and_another_is_not(small):
 def test_accumulation_gives_the_same_gradient(small):
     found = []
     for accumulate in (1, 4):
-        model, language, train, validation = ready(small)
+        model, codec, train, validation = ready(small)
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-        fit(model, language, train, validation, Recipe(lr=1e-2, epochs=1, batch_size=20, accumulate=accumulate))
+        TrainingLoop(
+            model, codec, train, validation, Recipe(lr=1e-2, epochs=1, batch_size=20, accumulate=accumulate)
+        ).run()
         found.append(state(model))
     for name, tensor in found[0].items():
         assert torch.allclose(tensor, found[1][name], atol=1e-5), name
 
 
 def test_rows_fewer_than_a_batch_are_refused(small):
-    model, language, train, validation = ready(small)
+    model, codec, train, validation = ready(small)
     with pytest.raises(inlay.ConfigError, match="96 training rows are fewer than a batch of 100"):
-        fit(model, language, train, validation, Recipe(lr=1e-3, epochs=1, batch_size=100))
+        TrainingLoop(model, codec, train, validation, Recipe(lr=1e-3, epochs=1, batch_size=100)).run()
 
 
 def test_the_rate_rises_and_falls():
@@ -111,7 +91,16 @@ def test_the_papers_rates_are_the_defaults():
     assert filled(Recipe(), "compacter", text=True).lr == 3e-3
     assert filled(Recipe(), "houlsby", text=True).lr == 3e-4
     assert filled(Recipe(lr=7.0), "houlsby").lr == 7.0
-    assert set(inlay.METHODS) - set(RATES) <= {"adapterdrop", "wide"}
+    plain = {"houlsby": 1e-4, "pfeiffer": 1e-4, "parallel": 1e-4, "bapna": 1e-4}
+    small = {"phm": 3e-3, "compacter": 3e-3, "compacter++": 3e-3, "lowrank": 3e-3}
+    others = {"bitfit": 3e-4, "mixture": 4e-4, "lora": 2e-4, "fusion": 5e-5, "head": 1e-3, "full": 2e-5}
+    for kind, lr in (plain | small | others).items():
+        assert filled(Recipe(), kind).lr == lr, kind
+    for kind, lr in (dict.fromkeys(plain, 3e-4) | small | others | {"full": 3e-4}).items():
+        assert filled(Recipe(), kind, text=True).lr == lr, kind
+    assert all(filled(Recipe(), kind).epochs == (10 if kind == "fusion" else 30) for kind in {*inlay.METHODS, "full"})
+    with pytest.raises(inlay.ConfigError, match="unknown method 'pfeifer'. Did you mean 'pfeiffer'?"):
+        filled(Recipe(), "pfeifer")
 
 
 def test_half_precision_needs_a_device_that_has_it():
@@ -121,6 +110,8 @@ def test_half_precision_needs_a_device_that_has_it():
 
 
 def test_bfloat16_trains(small):
-    model, language, train, validation = ready(small)
-    outcome = fit(model, language, train, validation, Recipe(lr=1e-2, epochs=1, batch_size=16, precision="bf16"))
+    model, codec, train, validation = ready(small)
+    outcome = TrainingLoop(
+        model, codec, train, validation, Recipe(lr=1e-2, epochs=1, batch_size=16, precision="bf16")
+    ).run()
     assert math.isfinite(outcome.history[0]["loss"])

@@ -11,15 +11,15 @@ import torch
 
 def test_two_processes_are_one(small, tmp_path):
     from inlay.runs.settings import Settings
-    from inlay.runs.train import train
+    from inlay.runs.train import train_run
     from tests.training.small import save_bert
 
     host = save_bert(tmp_path / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     fields = {
-        "host": str(host), "train": str(small / "train.jsonl"), "validation": str(small / "validation.jsonl"), "threads": 1, "lr": 1e-2,
+        "host": str(host), "train_file": str(small / "train.jsonl"), "validation_file": str(small / "validation.jsonl"), "threads": 1, "lr": 1e-2,
         "batch_size": 15, "accumulate": 2, "epochs": 2, "head_dropout": 0.0, "name": "own",
     }  # fmt: skip
-    one = train(Settings(**fields, options={"reduction": 2}, out=tmp_path / "one"))
+    one = train_run(Settings(**fields, options={"reduction": 2}, out=tmp_path / "one"))
     flags = [word for name, value in fields.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     command = [
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",

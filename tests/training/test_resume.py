@@ -18,12 +18,12 @@ import inlay
 from inlay.checkpoints.ours import read
 from inlay.runs.folder import Run
 from inlay.runs.settings import Settings
-from inlay.runs.train import train
+from inlay.runs.train import train_run
 from inlay.training.interrupt import Interrupted, Interrupts
-from inlay.training.loop import _Loop, fit
+from inlay.training.loop import TrainingLoop
 from inlay.training.objectives import objective_for
 from inlay.training.recipe import Recipe
-from tests.training.test_loop import ready, state
+from tests.training.ready import ready, state
 
 RECIPE = Recipe(
     lr=1e-2, epochs=7, max_steps=40, batch_size=16, accumulate=2, eval_every=9, save_every=20, patience=0, seed=3
@@ -42,7 +42,7 @@ def members(small, tmp_path):
 
 def setups(small, members):
     def fused():
-        model, language, train_rows, validation = ready(small, "head")
+        model, codec, train_rows, validation = ready(small, "head")
         inlay.activate(model, None)
         inlay.remove(model, "own")
         names = [inlay.load(model, folder) for folder in members]
@@ -50,7 +50,7 @@ def setups(small, members):
             model, "own", names, dropout=0.1, head=inlay.Head(labels=("negative", "positive"), pooling="mean")
         )
         inlay.train(model, "own")
-        return model, language, train_rows, validation
+        return model, codec, train_rows, validation
 
     yield "inlay", lambda: ready(small)
     yield "robust", lambda: ready(small, method=inlay.Pfeiffer(reduction=2, drop_first=2, dropout=0.2))
@@ -63,17 +63,19 @@ def test_twenty_and_twenty_are_forty(small, members, tmp_path, monkeypatch):
     for name, build in setups(small, members):
         straight, parts = tmp_path / f"{name}-straight", tmp_path / f"{name}-parts"
         model, *rest = build()
-        whole = fit(model, *rest, RECIPE, objective=objective_for(model, "own"), checkpoint=straight)
+        whole = TrainingLoop(model, *rest, RECIPE, objective=objective_for(model, "own"), checkpoint=straight).run()
         log: list[dict] = []
         broken, *rest = build()
         with monkeypatch.context() as patch:
-            patch.setattr("inlay.training.loop._Loop._leave_if_asked", _leave_at(20))
+            patch.setattr("inlay.training.loop.TrainingLoop._leave_if_asked", _leave_at(20))
             with pytest.raises(Interrupted):
-                fit(broken, *rest, RECIPE, objective=objective_for(broken, "own"), checkpoint=parts, log=log.append)
+                TrainingLoop(
+                    broken, *rest, RECIPE, objective=objective_for(broken, "own"), checkpoint=parts, log=log.append
+                ).run()
         resumed, *rest = build()
         torch.manual_seed(12345)
         objective = objective_for(resumed, "own")
-        outcome = fit(resumed, *rest, RECIPE, objective=objective, checkpoint=parts, log=log.append)
+        outcome = TrainingLoop(resumed, *rest, RECIPE, objective=objective, checkpoint=parts, log=log.append).run()
         assert log == whole.history, name
         assert outcome.scores == whole.scores, name
         for key, tensor in state(model).items():
@@ -91,45 +93,45 @@ def _leave_at(step):
 
 def settings(small, out, **more):
     return Settings(
-        host=str(small / "bert"), validation=small / "validation.jsonl", out=out, threads=1, name="own",
-        **{"train": small / "train.jsonl", "options": {"reduction": 2}, "lr": 1e-2, "epochs": 1, "batch_size": 16, "save_every": 1} | more,
+        host=str(small / "bert"), validation_file=small / "validation.jsonl", out=out, threads=1, name="own",
+        **{"train_file": small / "train.jsonl", "options": {"reduction": 2}, "lr": 1e-2, "epochs": 1, "batch_size": 16, "save_every": 1} | more,
     )  # fmt: skip
 
 
 def test_a_signal_saves_the_run_and_resuming_finishes_it(small, tmp_path, monkeypatch):
-    whole = train(settings(small, tmp_path / "whole"))
+    whole = train_run(settings(small, tmp_path / "whole"))
     seen = []
 
-    def step(self, rows, original=_Loop._step):
+    def step(self, rows, original=TrainingLoop._train_step):
         original(self, rows)
         if self.position.step == 5 and not seen:
             seen.append(True)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("inlay.training.loop._Loop._step", step)
+    monkeypatch.setattr("inlay.training.loop.TrainingLoop._train_step", step)
     with pytest.raises(Interrupted):
-        train(settings(small, tmp_path / "cut"))
+        train_run(settings(small, tmp_path / "cut"))
     run = Run.opened(tmp_path / "cut")
     assert run.record()["status"] == "interrupted"
-    resumed = train(Settings(**run.config() | {"out": run.folder}), resume=True)
+    resumed = train_run(Settings(**run.config() | {"out": run.folder}), resume=True)
     assert (resumed.folder / "metrics.jsonl").read_text() == (whole.folder / "metrics.jsonl").read_text()
     assert (resumed.inlay / "weights.safetensors").read_bytes() == (whole.inlay / "weights.safetensors").read_bytes()
     assert not resumed.checkpoint.exists()
     with pytest.raises(inlay.ConfigError, match="is finished"):
-        train(Settings(**run.config() | {"out": run.folder}), resume=True)
+        train_run(Settings(**run.config() | {"out": run.folder}), resume=True)
 
 
 def test_a_run_does_not_go_on_with_other_rows(small, tmp_path, monkeypatch):
     own = tmp_path / "train.jsonl"
     shutil.copyfile(small / "train.jsonl", own)
-    begun = settings(small, tmp_path / "run", train=own)
+    begun = settings(small, tmp_path / "run", train_file=own)
     with monkeypatch.context() as patch:
-        patch.setattr("inlay.training.loop._Loop._leave_if_asked", _leave_at(2))
+        patch.setattr("inlay.training.loop.TrainingLoop._leave_if_asked", _leave_at(2))
         with pytest.raises(Interrupted):
-            train(begun)
+            train_run(begun)
     own.write_text(own.read_text() + '{"text": "w1", "label": "third"}\n' * 3)
     with pytest.raises(inlay.ConfigError, match=r"not those that the run began with .*'train': 96.*'train': 99.*third"):
-        train(begun, resume=True)
+        train_run(begun, resume=True)
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -147,11 +149,11 @@ def test_killed_at_any_moment_a_run_can_be_resumed(small, tmp_path):
     Every other one strikes at a random moment; the others as a random touch of the disk begins, so that the saving is
     struck however slow the machine is.
     """
-    expected = train(settings(small, tmp_path / "whole"))
+    expected = train_run(settings(small, tmp_path / "whole"))
     out = tmp_path / "run"
     chance = random.Random(0)
     began = time.monotonic()
-    train(settings(small, tmp_path / "timed"))
+    train_run(settings(small, tmp_path / "timed"))
     length = time.monotonic() - began
     finished = 0
     for kill in range(50):
@@ -166,7 +168,7 @@ def test_killed_at_any_moment_a_run_can_be_resumed(small, tmp_path):
             _is_equal(Run(out), expected)
             finished += 1
             out = tmp_path / f"run{finished}"
-    _is_equal(train(settings(small, out), resume=out.exists()), expected)
+    _is_equal(train_run(settings(small, out), resume=out.exists()), expected)
 
 
 def test_a_fusion_run_keeps_its_members_whole_or_not_at_all(small, members, tmp_path, monkeypatch):
@@ -181,10 +183,10 @@ def test_a_fusion_run_keeps_its_members_whole_or_not_at_all(small, members, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", copy)
         with pytest.raises(OSError, match="No space"):
-            train(fusing)
+            train_run(fusing)
     run = Run(fusing.out)
     assert sorted(member.name for member in run.members.iterdir()) == ["a"]
-    train(fusing, resume=True)
+    train_run(fusing, resume=True)
     for member in ("a", "b"):
         read(run.members / member)
 
@@ -197,7 +199,7 @@ def _killed(settings, *, seconds=None, touches=None) -> bool:
             _die_at_touch(touches)
         code = 1
         try:
-            train(settings, resume=settings.out.exists())
+            train_run(settings, resume=settings.out.exists())
             code = 0
         finally:
             os._exit(code)

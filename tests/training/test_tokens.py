@@ -12,7 +12,7 @@ def tokenizer(small):
 def test_a_batch_is_what_the_tokenizer_would_have_padded(small):
     texts = [("w1 good w2", "bad"), ("w3", "w4 w5 w6"), ("w7 w8", "fine")]
     tokens = tokenizer(small)
-    made = features([Example((pair,), 0) for pair in texts], tokens, 64, [0, 1, 0]).batch([2, 0])
+    made = features([Example((pair,), 0) for pair in texts], tokens, 64, [0, 1, 0]).collate([2, 0])
     expected = tokens([texts[2][0], texts[0][0]], [texts[2][1], texts[0][1]], padding=True, return_tensors="pt")
     for name, tensor in expected.items():
         assert torch.equal(made[name], tensor), name
@@ -24,7 +24,7 @@ def test_tokens_come_from_the_cache_the_second_time_and_a_damaged_cache_is_made_
     first = features(some, tokenizer(small), 64, [0, 1])
     again = features(some, tokenizer(small), 64, [0, 1])
     assert (first.cached, again.cached) == (False, True)
-    assert torch.equal(first.batch([0, 1])["input_ids"], again.batch([0, 1])["input_ids"])
+    assert torch.equal(first.collate([0, 1])["input_ids"], again.collate([0, 1])["input_ids"])
     assert not features(some, tokenizer(small), 3, [0, 1]).cached, "another length is another entry"
     for file in (tmp_path / "cache" / "tokens").iterdir():
         file.write_bytes(file.read_bytes()[:20])
@@ -34,7 +34,7 @@ def test_tokens_come_from_the_cache_the_second_time_and_a_damaged_cache_is_made_
 def test_rows_with_fewer_choices_are_filled_and_marked(small):
     two = Example((("w1", "good"), ("w1", "bad")), 1)
     three = Example((("w1 w2 w3", "good"), ("w2", "bad"), ("w2", "fine")), 2)
-    batch = features([two, three], tokenizer(small), 64, [1, 2]).batch([0, 1])
+    batch = features([two, three], tokenizer(small), 64, [1, 2]).collate([0, 1])
     assert batch["input_ids"].shape[:2] == (2, 3)
     assert batch["there"].tolist() == [[True, True, False], [True, True, True]]
 
@@ -42,6 +42,6 @@ def test_rows_with_fewer_choices_are_filled_and_marked(small):
 def test_text_targets_are_not_counted_where_padded(small):
     some = [Example((("w1", None),), None), Example((("w2", None),), None)]
     made = features(some, tokenizer(small), 64, ["good", "good bad fine"])
-    batch = made.batch([0, 1])
+    batch = made.collate([0, 1])
     assert (batch["labels"] == IGNORED).sum() == 2
     assert made.weights([0, 1]) == int((batch["labels"] != IGNORED).sum())

@@ -1,4 +1,4 @@
-"""Load any folder that is known here: one list of readers, asked in turn."""
+"""Load a folder of Inlay or of another library: each reader is asked in turn whether it knows the folder."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from inlay.checkpoints.foreign import peft
-from inlay.checkpoints.foreign.adapterhub import folders as adapterhub
+from inlay.checkpoints.foreign.adapterhub import read as adapterhub
+from inlay.checkpoints.foreign.files import Folder
+from inlay.checkpoints.foreign.peft import read as peft
 from inlay.checkpoints.manifest import MANIFEST
 from inlay.checkpoints.ours import load_ours
 from inlay.host.setup import Setup
 from inlay.host.verbs import bare
 from inlay.storage.folders import reading
 
-Reader = Callable[[PreTrainedModel, Path, str | None, bool], Setup]
-"""(host, folder, name, pickled) → what to activate."""
-FOREIGN: tuple[Callable[[Path], Reader | None], ...] = (peft.reader_of, adapterhub.reader_of)
-"""Each looks at a folder's files and gives what reads it, or None."""
+Reader = Callable[[PreTrainedModel, Folder, str | None, bool], str | Setup]
+"""(host, folder, name, pickled) → the name or setup to activate."""
+FOREIGN: tuple[Callable[[Folder], Reader | None], ...] = (peft.reader_of, adapterhub.reader_of)
+"""Each looks at a folder's files and returns the reader for it, or None."""
 
 
 def load(
     host: nn.Module, path: str | os.PathLike[str], *,
     name: str | None = None, any_members: bool = False, pickled: bool = False,
 ) -> str | Setup:  # fmt: skip
-    """Set a saved inlay into a host, under its own or another name; returns the name. All mismatches come at once.
+    """Set a saved inlay into a host, under its own or another name; returns the name. One error lists all mismatches.
 
     Folders of `adapters` and `peft` are known by their files and read too; a whole setup of `adapters` returns the
     setup to activate instead of a name.
@@ -36,9 +37,10 @@ def load(
     pickled:     also read the `.bin` files of those libraries, as tensors only: nothing in them is executed.
     """
     model = bare(host)
-    with reading(Path(path)) as folder, torch.random.fork_rng(devices=[]):  # it takes nothing from the run's chances
+    with reading(Path(path)) as folder, torch.random.fork_rng(devices=[]):  # the run's random numbers stay as they are
         if not (folder / MANIFEST).exists():
+            foreign = Folder(folder)
             for reader_of in FOREIGN:
-                if (read := reader_of(folder)) is not None:
-                    return read(model, folder, name, pickled)
+                if (read := reader_of(foreign)) is not None:
+                    return read(model, foreign, name, pickled)
         return load_ours(model, folder, name, any_members)

@@ -1,10 +1,10 @@
-"""Save and load: a folder of JSON and safetensors that proves itself whole before anything on the host is changed.
+"""Save and load: a folder of JSON and safetensors, which is verified before anything on the host changes.
 
     <folder>/inlay.json            what it is: format, method, host, head, labels, versions, digests
              weights.safetensors   <place>.<parameter>, shared.<parameter>
              README.md             a model card for people; not read back
 
-`folders.py` writes it whole or not at all.
+`inlay.storage.folders` writes it whole or not at all.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from inlay.checkpoints.card import card
 from inlay.checkpoints.fitting import (
+    copy_into,
     describe_host,
     fingerprint,
     host_mismatches,
@@ -31,14 +32,13 @@ from inlay.checkpoints.fitting import (
     member_mismatches,
     misfit,
     names_here,
-    pour,
     tensor_mismatches,
 )
 from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest, digest_of, read_manifest
 from inlay.errors import CheckpointError, InlayError
 from inlay.host.heads import Head
 from inlay.host.registry import Inlay
-from inlay.host.verbs import bare, free_name, inlays_of, newcomer
+from inlay.host.verbs import bare, free_name, inlays_of, registering
 from inlay.methods.base import method_from
 from inlay.storage.folders import replacing
 
@@ -72,7 +72,7 @@ def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members
     manifest, tensors = read(folder)
     name = manifest.name if name is None else name
     free_name(host, name)
-    with newcomer(host) as inlays, torch.random.fork_rng(devices=[]):
+    with registering(host) as inlays, torch.random.fork_rng(devices=[]):
         problems = host_mismatches(manifest.host, describe_host(host, inlays.anatomy))
         here = names_here(manifest.members, inlays)
         members = {here[member]: wanted for member, wanted in manifest.members.items()}
@@ -92,14 +92,14 @@ def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members
         if problems:
             raise misfit(folder, problems)
         inlay = Inlay(name, method, head, manifest.norms).fill(host, inlays.anatomy)
-        pour(inlay, tensors)
+        copy_into(inlay, tensors)
         inlay.origin = fingerprint(tensors), fingerprint(inlay.tensors())
         inlays.admit(host, inlay)
     return name
 
 
 def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], text: str) -> Path:
-    """The folder, complete on disk before it has its name."""
+    """Write the folder; it is complete on disk before it gets its name."""
     with replacing(folder, (MANIFEST,)) as temporary:
         (temporary / CARD).write_text(text, encoding="utf-8")
         safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
@@ -110,7 +110,7 @@ def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], te
 
 
 def read(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
-    """Manifest and tensors of a folder, both proven unaltered."""
+    """Manifest and tensors of a folder, both verified by their digests."""
     manifest = read_manifest(folder)
     problems = []
     for file, digest in manifest.files.items():

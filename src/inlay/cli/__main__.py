@@ -1,6 +1,6 @@
 """`python -m inlay.cli`, for `accelerate launch -m`."""
 
-from inlay.cli.app import main
+from inlay.cli import main
 
 if __name__ == "__main__":
     main()

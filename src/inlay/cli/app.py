@@ -7,25 +7,24 @@ import os
 import sys
 import traceback
 from importlib import import_module
-from typing import Any
 
 import click
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, nearest
 
 VERBS = {
     "train": "Train one inlay, a head, or the whole host on a task.",
     "fuse": "Learn to combine trained inlays for a target task.",
     "eval": "Measure a run or an inlay on a split or a file.",
-    "predict": "Label texts from the command line, a file or stdin.",
+    "predict": "Label texts given as arguments, in a file or on stdin.",
     "inspect": "Show what a run or an inlay is.",
-    "prune": "Take the members out of a fusion that it does not listen to.",
+    "prune": "Remove the members that a fusion does not listen to.",
     "merge": "Turn a mixture into a plain inlay.",
-    "export": "Write an inlay as peft or adapters reads it.",
+    "export": "Write an inlay in the format of peft or adapters.",
     "import": "Read a checkpoint of adapters or peft.",
-    "params": "Count what a method would train on a host.",
+    "params": "Count the parameters that a method would train on a host.",
     "ls": "List methods, tasks, families or runs.",
-    "validate": "Check a config, its rows and its cost before training.",
+    "validate": "Check a config and its rows, and estimate the cost of training.",
     "demo": "Train, fuse and compare on real data, in minutes.",
 }
 """Verb → one line; the command is `command` in the module of that name here."""
@@ -48,10 +47,10 @@ class Verbs(click.Group):
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
 
-    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from inlay.errors import nearest
-
             raise click.UsageError(f"no verb {args[0]!r}.{nearest(args[0], VERBS)}", context)
         return super().resolve_command(context, args)
 
@@ -69,9 +68,8 @@ def inlay(debug: bool) -> None:
     """
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The entry point. Exit codes: 0 done, 1 our fault, 2 the user's mistake, 128 + n stopped by signal n."""
-    given = sys.argv[1:] if arguments is None else arguments
+def run(given: list[str]) -> None:
+    """Run the verb that the words name, and leave with its exit code; `inlay.cli.main` says which there are."""
     debug = "--debug" in given
     _calm()
     try:

@@ -10,7 +10,7 @@ import click
 from inlay.cli.flags import json_flag
 from inlay.cli.output import tell
 
-HELP = """Train, fuse and compare on real data: minutes on a laptop, without GPU or account.
+HELP = """Train, fuse and compare on real data: minutes on a laptop, without a GPU or an account.
 
 An inlay is trained for each source task. Then, for a target with few labelled rows, a head alone, full fine-tuning, a
 single inlay and a fusion over all inlays are compared on the same held-out rows, over several seeds.
@@ -18,7 +18,7 @@ single inlay and a fusion over all inlays are compared on the same held-out rows
 \b
 Examples:
   inlay demo
-  inlay demo --data-dir ../shared/data --out runs/demo-inference
+  inlay demo --data-dir path/to/data --out runs/demo-inference
 """
 
 
@@ -26,7 +26,7 @@ def work(out: Path | None, data_dir: Path | None, seeds: int, processes: int | N
     from inlay.runs.folder import Run
 
     out = out or _free(Path("runs") / "demo")
-    with Run(out).held(fresh=True):
+    with Run(out).locked(fresh=True):
         from inlay.demo import run_demo  # torch only when there is something to do
 
         facts = run_demo(
@@ -48,16 +48,20 @@ command = click.Command(
     help=HELP,
     params=[
         click.Option(
-            ["--out"], type=click.Path(path_type=Path), help="Where to write; without it runs/demo, runs/demo-2 …"
+            ["--out"],
+            type=click.Path(path_type=Path),
+            help="The folder to write to; by default runs/demo, or runs/demo-2 …",
         ),
         click.Option(
             ["--data-dir"],
             type=click.Path(path_type=Path, exists=True),
-            help="Rows of the benchmark tasks: MNLI, QQP, SICK, MRPC → RTE, CB.",
+            help="A folder with the rows of MNLI, QQP, SICK and MRPC (sources) and of RTE and CB (targets).",
         ),
-        click.Option(["--seeds"], type=click.IntRange(min=1), default=3, help="How many seeds. [3]"),
+        click.Option(["--seeds"], type=click.IntRange(min=1), default=3, help="How many seeds to run. [3]"),
         click.Option(
-            ["--processes"], type=click.IntRange(min=1), help="How many run at once; without it one per core."
+            ["--processes"],
+            type=click.IntRange(min=1),
+            help="Processes to run at once; by default one per core.",
         ),
         json_flag,
     ],

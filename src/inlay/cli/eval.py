@@ -29,11 +29,11 @@ def work(
     use_threads(threads)
     opened = open_for_use(path, host)
     source, rows = opened.rows(split, file)
-    material = opened.language.split(rows)
-    scores = opened.language.measure(material, ask(opened.host, opened.language, material))
+    encoded = opened.codec.encode(rows)
+    scores = opened.codec.measure(encoded, ask(opened.host, opened.codec, encoded))
     facts = {
         "path": str(path),
-        "task": opened.language.task.name,
+        "task": opened.codec.task.name,
         "rows": len(rows),
         "source": source,
         "scores": scores,
@@ -50,9 +50,9 @@ command = click.Command(
         click.Option(
             ["--split"],
             type=click.Choice(["train", "validation", "test"]),
-            help="The split; without it test, or validation.",
+            help="The split to measure; by default test, or validation if there are no test rows.",
         ),
-        click.Option(["--file"], type=click.Path(path_type=Path), help="Labelled rows of your own instead."),
+        click.Option(["--file"], type=click.Path(path_type=Path), help="Measure on your own labelled rows instead."),
         host_flag,
         threads_flag,
         json_flag,

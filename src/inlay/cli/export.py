@@ -9,7 +9,7 @@ import click
 from inlay.cli.flags import host_flag, json_flag, path_argument
 from inlay.cli.output import tell
 
-HELP = """Write an inlay as another library reads it: peft (LoRA) or adapterhub (bottlenecks, Compacter, fusions).
+HELP = """Write an inlay in the format of another library: peft (LoRA) or adapterhub (bottlenecks, Compacter, fusions).
 
 A fusion's members are written beside it, because that library needs them too.
 
@@ -49,9 +49,9 @@ command = click.Command(
     "export", callback=work, help=HELP,
     params=[
         path_argument,
-        click.Option(["--format"], type=click.Choice(["peft", "adapterhub"]), required=True, help="Whose form."),
-        click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The folder to write."),
-        click.Option(["--without-head"], is_flag=True, help="Leave its head out, if that format has no such head."),
+        click.Option(["--format"], type=click.Choice(["peft", "adapterhub"]), required=True, help="The format."),
+        click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The folder to write to."),
+        click.Option(["--without-head"], is_flag=True, help="Leave the head out, for a format that has no such head."),
         host_flag,
         json_flag,
     ],

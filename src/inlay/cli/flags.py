@@ -13,16 +13,19 @@ import yaml
 
 from inlay.config import Config
 from inlay.errors import ConfigError
+from inlay.runs.folder import with_new_names
 
-json_flag = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, for machines.")
+json_flag = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON instead of text.")
 quiet_flag = click.Option(["--quiet"], is_flag=True, help="Show no progress.")
 path_argument = click.Argument(["path"], type=click.Path(path_type=Path))
-host_flag = click.Option(["--host"], help="The host, where it has moved or PATH is an inlay without one.")
+host_flag = click.Option(["--host"], help="The host, if it has moved, or if PATH is an inlay that does not name one.")
 threads_flag = click.Option(
-    ["--threads"], type=click.IntRange(min=1), help="Threads of torch; without it half of the cores."
+    ["--threads"], type=click.IntRange(min=1), help="Threads that torch uses; by default half of the cores."
 )
 config_flag = click.Option(
-    ["--config"], type=click.Path(path_type=Path), help="A YAML file with the same names as the flags; flags win."
+    ["--config"],
+    type=click.Path(path_type=Path),
+    help="A YAML file of settings, named as the flags are; flags win.",
 )
 
 
@@ -37,7 +40,9 @@ def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[clic
         default = field.default if isinstance(field.default, str | int | float) and not field.is_required() else None
         text = " ".join((field.description or "").split())
         if several:
-            text += " Repeat it, or separate by commas." if name != "options" else " Repeat it for more."
+            text += (
+                " Repeat the flag, or separate values by commas." if name != "options" else " Repeat the flag for more."
+            )
         shown = f" [{default}]" if default is not None else ""
         made.append(
             click.Option(
@@ -69,7 +74,7 @@ def _from_yaml(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"{path} is not YAML: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{path} must have settings such as 'task: rte', one per line.")
-    return {str(name): value for name, value in found.items()}
+    return with_new_names({str(name): value for name, value in found.items()})
 
 
 def _kind(annotation: Any) -> tuple[Any, bool]:

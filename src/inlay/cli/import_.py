@@ -8,6 +8,7 @@ import click
 
 from inlay.cli.flags import json_flag
 from inlay.cli.output import tell
+from inlay.data.task import Kind
 
 HELP = """Read a checkpoint of adapters or peft and save it as an inlay.
 
@@ -23,7 +24,7 @@ def work(
     path: Path,
     out: Path,
     host: str,
-    task: str,
+    task: Kind,
     name: str | None,
     member: tuple[Path, ...],
     pickled: bool,
@@ -33,9 +34,9 @@ def work(
     from inlay.checkpoints.ours import save
     from inlay.data.task import Task
     from inlay.host.verbs import inlays_of
-    from inlay.training.workbench import open_host
+    from inlay.training.workbench import Workbench
 
-    opened, _ = open_host(host, Task(name=path.name, kind=task))  # type: ignore[arg-type]
+    opened = Workbench.open(host, Task(name=path.name, kind=task)).host
     for each in member:
         load(opened, each, pickled=pickled)
     found = load(opened, path, name=name, pickled=pickled)
@@ -54,14 +55,14 @@ command = click.Command(
     params=[
         click.Argument(["path"], type=click.Path(path_type=Path, exists=True)),
         click.Option(["--host"], required=True, help="The host it was made for."),
-        click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The inlay to write."),
+        click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="Where to write the inlay."),
         click.Option(
             ["--task"], type=click.Choice(["classification", "choice", "text"]), default="classification",
-            show_default=True, help="What the host is opened for.",
+            show_default=True, help="The kind of task that the host is opened for.",
         ),
-        click.Option(["--name"], help="Another name for it."),
+        click.Option(["--name"], help="Give the inlay this name."),
         click.Option(["--member"], type=click.Path(path_type=Path), multiple=True, help="A member of a fusion."),
-        click.Option(["--pickled"], is_flag=True, help="Also read .bin files, as tensors only."),
+        click.Option(["--pickled"], is_flag=True, help="Also read .bin files; only tensors are taken from them."),
         json_flag,
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from inlay.cli.flags import json_flag
-from inlay.cli.output import columns, tell
+from inlay.cli.output import columns, shown, tell
 
 HELP = """Show what a run or an inlay is: its settings, counts, scores and curve; a fusion's heat map as a picture.
 
@@ -24,8 +24,9 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 def work(path: Path, picture: Path | None, as_json: bool) -> None:
     facts = _run(path) if (path / "run.json").is_file() else _inlay(path)
     if picture is not None:
-        facts["pictures"] = _heat_map(path, picture)
-    tell(columns([(name.replace("_", " "), _shown(value)) for name, value in facts.items()]), facts, as_json)
+        facts["pictures"] = _draw_fusion(path, picture)
+    told = {name: _sparkline(value) if name == "curve" else shown(value) for name, value in facts.items()}
+    tell(columns([(name.replace("_", " "), text) for name, text in told.items()]), facts, as_json)
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def _inlay(path: Path) -> dict[str, Any]:
     return kept | {"tensors": len(sizes), "parameters": count, "bytes": (path / WEIGHTS).stat().st_size}
 
 
-def _heat_map(path: Path, picture: Path) -> list[str]:
+def _draw_fusion(path: Path, picture: Path) -> list[str]:
     from inlay.errors import SetupError
     from inlay.report.plots import plot_fusion
     from inlay.runs.use import open_for_use
@@ -73,22 +74,14 @@ def _heat_map(path: Path, picture: Path) -> list[str]:
     opened = open_for_use(path)
     if opened.name is None:
         raise SetupError(f"{path} has no fusion, so there is no heat map of it.")
-    seen = attention_on(opened.host, opened.name, opened.language.split(opened.rows("validation", None)[1]))
+    seen = attention_on(opened.host, opened.name, opened.codec.encode(opened.rows("validation", None)[1]))
     return [str(file) for file in plot_fusion(seen, picture.with_suffix(""))]
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(number, float) for number in value):
-        low, high = min(value), max(value)
-        bars = "".join(BLOCKS[round((number - low) / (high - low) * 7) if high > low else 0] for number in value)
-        return f"{bars}  {low:.4f} … {high:.4f}"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+def _sparkline(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    bars = "".join(BLOCKS[round((value - low) / (high - low) * 7) if high > low else 0] for value in values)
+    return f"{bars}  {low:.4f} … {high:.4f}"
 
 
 command = click.Command(

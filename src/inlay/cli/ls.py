@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Callable
-from importlib.resources import files
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -24,7 +21,7 @@ Examples:
 
 
 def work(what: str | None, folder: Path, as_json: bool) -> None:
-    listings: dict[str, Callable[[], list[Any]]] = {
+    listings: dict[str, Callable[[], Sequence[tuple[str, ...]]]] = {
         "methods": _methods,
         "tasks": _tasks,
         "families": _families,
@@ -37,22 +34,10 @@ def work(what: str | None, folder: Path, as_json: bool) -> None:
 
 
 def _methods() -> list[tuple[str, str]]:
-    """Every registered method and its first sentence, read from the sources: importing them would import torch."""
-    found = []
-    for file in sorted(Path(str(files("inlay") / "methods")).glob("*.py")):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            kind = _registered(node)
-            if kind is not None and isinstance(node, ast.ClassDef):
-                found.append((kind, (ast.get_docstring(node) or "").split("\n")[0]))
-    return sorted(found)
+    """Every registered method and the first sentence of its class."""
+    from inlay.methods import METHODS
 
-
-def _registered(node: ast.stmt) -> str | None:
-    """The name given to @register above a class."""
-    for decorator in node.decorator_list if isinstance(node, ast.ClassDef) else []:
-        if isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name) and decorator.func.id == "register":
-            return str(ast.literal_eval(decorator.args[0]))
-    return None
+    return sorted((kind, (method.__doc__ or "").split("\n")[0]) for kind, method in METHODS.items())
 
 
 def _tasks() -> list[tuple[str, str, str, str]]:
@@ -64,15 +49,9 @@ def _tasks() -> list[tuple[str, str, str, str]]:
 
 
 def _families() -> list[tuple[str]]:
-    """The table of families, read from the source for the same reason."""
-    for node in ast.parse((files("inlay") / "anatomy.py").read_text(encoding="utf-8")).body:
-        targets = (
-            [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []
-        )
-        names = [target.id for target in targets if isinstance(target, ast.Name)]
-        if "FAMILIES" in names and isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
-            return sorted((str(ast.literal_eval(key)),) for key in node.value.keys if key is not None)
-    return []
+    from inlay.anatomy.families import FAMILIES
+
+    return sorted((name,) for name in FAMILIES)
 
 
 def _runs(folder: Path) -> list[tuple[str, str, str, str, str]]:
@@ -102,7 +81,10 @@ command = click.Command(
     params=[
         click.Argument(["what"], required=False, type=click.Choice(["methods", "tasks", "families", "runs"])),
         click.Option(
-            ["--in", "folder"], type=click.Path(path_type=Path), default=Path("runs"), help="Folder with runs. [runs]"
+            ["--in", "folder"],
+            type=click.Path(path_type=Path),
+            default=Path("runs"),
+            help="The folder of the runs. [runs]",
         ),
         json_flag,
     ],

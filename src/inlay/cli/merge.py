@@ -9,7 +9,7 @@ import click
 from inlay.cli.flags import host_flag, json_flag, path_argument
 from inlay.cli.output import tell
 
-HELP = """Turn a mixture into a plain inlay: the mean of its modules, a fraction of the size, the same answers.
+HELP = """Turn a mixture into a plain inlay: the mean of its modules. It is a fraction of the size and answers the same.
 
 \b
 Example:
@@ -22,7 +22,7 @@ def work(path: Path, out: Path, host: str | None, as_json: bool) -> None:
     from inlay.checkpoints.ours import save
     from inlay.compose.merge import merge
     from inlay.errors import ConfigError
-    from inlay.runs.train import inlay_in
+    from inlay.runs.folder import inlay_in
     from inlay.runs.use import open_for_use
 
     opened = open_for_use(path, host)
@@ -43,7 +43,7 @@ command = click.Command(
     "merge", callback=work, help=HELP,
     params=[
         path_argument,
-        click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The inlay to write."),
+        click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="Where to write the inlay."),
         host_flag,
         json_flag,
     ],

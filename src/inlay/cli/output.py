@@ -27,7 +27,7 @@ def say(text: str) -> None:
 
 def columns(rows: Sequence[Sequence[Any]], header: Sequence[str] = ()) -> str:
     """Rows as aligned columns; numbers to the right."""
-    cells = [[_shown(value) for value in row] for row in rows]
+    cells = [[shown(value) for value in row] for row in rows]
     whole = [list(header), *cells] if header else cells
     widths = [max(len(row[i]) for row in whole) for i in range(len(whole[0]))] if whole else []
     right = [bool(rows) and isinstance(rows[0][i], int | float) for i in range(len(widths))]
@@ -38,9 +38,14 @@ def columns(rows: Sequence[Sequence[Any]], header: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def _shown(value: Any) -> str:
-    if value is None:  # a metric that is not defined
+def shown(value: Any, separator: str = ", ") -> str:
+    """A value as text for people: four digits after the point, thousands apart, lists and tables in one line."""
+    if value is None or value == []:  # such as a metric that is not defined
         return "—"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return separator.join(map(str, value))
     if isinstance(value, float):
         return f"{value:.4f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -9,7 +9,7 @@ import click
 from inlay.cli.flags import json_flag
 from inlay.cli.output import columns, tell
 
-HELP = """Count what a method would train on a host, without loading any weights.
+HELP = """Count the parameters that a method would train on a host, without loading any weights.
 
 HOST is a name such as bert-base or t5-base, a folder, or a model of the hub. Without --method all methods are counted.
 
@@ -19,14 +19,11 @@ Examples:
   inlay params bert-base --method pfeiffer --options reduction=64
 """
 
-NEED_OTHERS = ("fusion", "mixture", "wide", "head")
-"""Methods that are made of others, or have no modules."""
-
 
 def work(host: str, method: str | None, options: tuple[str, ...], as_json: bool) -> None:
     from inlay.errors import ConfigError, InlayError
     from inlay.host.count import NAMED_HOSTS, count
-    from inlay.methods.base import METHODS, method_from
+    from inlay.methods import METHODS, method_from
     from inlay.runs.settings import named_values
     from inlay.training.workbench import open_config
 
@@ -38,7 +35,7 @@ def work(host: str, method: str | None, options: tuple[str, ...], as_json: bool)
     if options:
         raise ConfigError("options belong to one method; give --method as well.")
     rows = []
-    for kind in [kind for kind in METHODS if kind not in NEED_OTHERS]:
+    for kind in [kind for kind, known in METHODS.items() if known.standalone]:
         try:
             counted = count(config, method_from({"kind": kind}))
         except InlayError:
@@ -55,9 +52,11 @@ command = click.Command(
     help=HELP,
     params=[
         click.Argument(["host"]),
-        click.Option(["--method"], help="One method (see `inlay ls methods`)."),
+        click.Option(["--method"], help="Count only this method (see `inlay ls methods`)."),
         click.Option(
-            ["--options"], multiple=True, help="The method's own settings, as in reduction=16. Repeat it for more."
+            ["--options"],
+            multiple=True,
+            help="The method's own settings, as in reduction=16. Repeat the flag for more.",
         ),
         json_flag,
     ],

@@ -11,8 +11,11 @@ import click
 
 from inlay.cli.flags import host_flag, path_argument, threads_flag
 from inlay.cli.output import say
+from inlay.data.errors import DataError
+from inlay.data.rows import Table, decoded, json_row, read_table, read_text
+from inlay.data.task import Task
 
-HELP = """Label texts from the command line, a file or stdin; JSON lines out.
+HELP = """Label texts given as arguments, in a file or on stdin. Writes JSON lines.
 
 A file is .jsonl, .csv, .tsv or .parquet with the task's text columns, or .txt with one text per line (a tab before the
 second text of a pair, or before each choice). Stdin is read as .txt, or as .jsonl where a line begins with {.
@@ -39,9 +42,7 @@ def work(
         raise ConfigError("give texts or a file, not both.")
     use_threads(threads)
     opened = open_for_use(path, host)
-    lines = [
-        json.dumps(entry, ensure_ascii=False) for entry in opened.predict(_table(opened.language.task, texts, file))
-    ]
+    lines = [json.dumps(entry, ensure_ascii=False) for entry in opened.predict(_table(opened.codec.task, texts, file))]
     if out is not None:
         write_whole(out, "\n".join(lines) + "\n")
         click.echo(f"{len(lines):,} predictions: {out}", err=True)
@@ -49,11 +50,8 @@ def work(
         say("\n".join(lines))
 
 
-def _table(task: Any, texts: tuple[str, ...], file: Path | None) -> Any:
+def _table(task: Task, texts: tuple[str, ...], file: Path | None) -> Table:
     """What is to be labelled, as rows with the task's columns."""
-    from inlay.data.errors import DataError
-    from inlay.data.rows import Table, decoded, json_row, read_table, read_text
-
     if texts:
         return Table([_row(task, texts, "the command line")], "the command line")
     if file is not None and file.suffix != ".txt":
@@ -72,9 +70,7 @@ def _table(task: Any, texts: tuple[str, ...], file: Path | None) -> Any:
     return Table(rows, source, lines)
 
 
-def _row(task: Any, texts: tuple[str, ...], where: str) -> dict[str, Any]:
-    from inlay.data.errors import DataError
-
+def _row(task: Task, texts: tuple[str, ...], where: str) -> dict[str, Any]:
     columns = task.columns(labelled=False)
     if task.kind == "choice" and len(task.choice_columns) == 1 and len(texts) > len(columns):
         choices = list(texts[len(columns) - 1 :])  # the last column is a list
@@ -91,9 +87,11 @@ command = click.Command(
     params=[
         path_argument,
         click.Argument(["texts"], nargs=-1),
-        click.Option(["--file"], type=click.Path(path_type=Path), help="Rows to label."),
+        click.Option(["--file"], type=click.Path(path_type=Path), help="The file with the rows to label."),
         click.Option(
-            ["--out"], type=click.Path(path_type=Path), help="Write here instead of stdout, whole or not at all."
+            ["--out"],
+            type=click.Path(path_type=Path),
+            help="Write here instead of to stdout, all of it or nothing.",
         ),
         host_flag,
         threads_flag,

@@ -9,7 +9,7 @@ import click
 from inlay.cli.flags import json_flag, path_argument, threads_flag
 from inlay.cli.output import columns, tell
 
-HELP = """Take the members out of a fusion that it does not listen to, and measure what that costs.
+HELP = """Remove the members that a fusion does not listen to, and measure what that costs.
 
 The smaller fusion is written as a run of its own, with the members it still needs.
 
@@ -37,9 +37,9 @@ command = click.Command(
     "prune", callback=work, help=HELP,
     params=[
         path_argument,
-        click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The run folder to write."),
-        click.Option(["--keep"], type=click.IntRange(min=1), help="Keep so many members, the most active ones."),
-        click.Option(["--threshold"], type=float, help="Or keep the members with at least this mean weight."),
+        click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The run folder to write to."),
+        click.Option(["--keep"], type=click.IntRange(min=1), help="Keep this many members, the most active ones."),
+        click.Option(["--threshold"], type=float, help="Or keep the members whose mean attention is at least this."),
         threads_flag,
         json_flag,
     ],

@@ -16,7 +16,7 @@ HELP = """Train one inlay, a head, or the whole host on a task.
 \b
 Examples:
   inlay train --host bert-base-uncased --task rte --out runs/rte
-  inlay train --host bert-base-uncased --train mine.csv --text review --label stars --out runs/mine
+  inlay train --host bert-base-uncased --train-file mine.csv --text review --label stars --out runs/mine
   inlay train --config rte.yaml --method compacter --lr 3e-3 --out runs/rte-compacter
   inlay train --resume runs/rte
 """
@@ -26,9 +26,7 @@ def work(config: Path | None, resume: Path | None, as_json: bool, quiet: bool, *
     if resume is not None:
         extra = [name for name, value in {**given, "config": config}.items() if value not in (None, ())]
         if extra:
-            raise click.UsageError(
-                f"--resume goes on with the run's own settings; take away --{extra[0].replace('_', '-')}."
-            )
+            raise click.UsageError(f"--resume uses the run's own settings; leave out --{extra[0].replace('_', '-')}.")
     run_job(config, resume, given, as_json, quiet)
 
 
@@ -37,7 +35,7 @@ def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_
     from accelerate import PartialState
 
     from inlay.runs.folder import Run
-    from inlay.runs.train import train
+    from inlay.runs.train import train_run
     from inlay.training.interrupt import Interrupted
     from inlay.training.progress import watcher
 
@@ -45,7 +43,7 @@ def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_
         Settings(**Run(resume).config() | {"out": resume}) if resume is not None else Settings(**merged(config, given))
     )
     try:
-        run = train(settings, resume=resume is not None, watch=watcher(quiet))
+        run = train_run(settings, resume=resume is not None, watch=watcher(quiet))
     except Interrupted as stopped:
         if PartialState().is_main_process:
             click.echo(f"stopped by {stopped} and saved. To go on: inlay train --resume {settings.out}", err=True)
@@ -65,7 +63,7 @@ def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_
 
 
 resume_flag = click.Option(
-    ["--resume"], type=click.Path(path_type=Path), help="Go on with an interrupted run, with its own settings."
+    ["--resume"], type=click.Path(path_type=Path), help="Continue an interrupted run with its own settings."
 )
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",

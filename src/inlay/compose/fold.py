@@ -61,6 +61,7 @@ def unfold(host: nn.Module) -> None:
         raise SetupError("nothing is folded into this host")
     with torch.no_grad():
         for path, weight in inlays.folded.weights.items():
-            model.get_submodule(path).weight.copy_(weight)
+            module: Any = model.get_submodule(path)
+            module.weight.copy_(weight)
     inlays.folded = None
     inlays.activate(model, inlays.active)

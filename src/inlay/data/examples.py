@@ -14,8 +14,10 @@ from inlay.data.rows import Row, Table
 from inlay.data.task import Task, fields_of, template
 from inlay.errors import nearest
 
+Target = int | float | str | None
+"""What an example asks for: the index of a label or choice, a number, a text; None where it is not known."""
 AT_MOST = 5
-"""So many broken rows of a kind are named; the rest are counted."""
+"""This many broken rows of a kind are named; the rest are counted."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,7 @@ class Example:
     """One row: a text or pair, several of them for `choice`, and what is to be predicted."""
 
     texts: tuple[tuple[str, str | None], ...]
-    target: int | float | str | None
-    """Index of the label or choice, a number, or a text; None where it is not known."""
+    target: Target
     group: str | None = None
 
 
@@ -152,13 +153,13 @@ def check_classes(task: Task, training: Sequence[Example], source: str) -> None:
     """Nothing can be learned about a class from one row, and nothing at all from one class."""
     counts = Counter(example.target for example in training)
     if len(counts) < 2:
-        only = task.labels[next(iter(counts))] if counts else "none"  # type: ignore[call-overload]
+        only = task.labels[int(next(iter(counts)) or 0)] if counts else "none"
         raise DataError(f"{source} has only one class ({only}); classification needs two or more.")
     lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
     if lonely:
         more = f" and {len(lonely) - AT_MOST} more" if len(lonely) > AT_MOST else ""
-        numbers = " If it is a number to predict, use kind: regression." if len(lonely) > AT_MOST else ""
+        numbers = " To predict a number, use kind: regression." if len(lonely) > AT_MOST else ""
         raise DataError(
             f"{source} has a single row of the class {', '.join(map(repr, lonely[:AT_MOST]))}{more}. "
-            f"Add rows of it, or take it out or join it with another class.{numbers}"
+            f"Add rows of it, remove it, or merge it with another class.{numbers}"
         )

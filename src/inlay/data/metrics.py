@@ -11,13 +11,13 @@ import string
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
+from inlay.data.examples import Target
 from inlay.data.task import Task
 
 
 def score(
-    task: Task, targets: Sequence[Any], predictions: Sequence[Any], groups: Sequence[Any] = ()
+    task: Task, targets: Sequence[Target], predictions: Sequence[Target], groups: Sequence[str | None] = ()
 ) -> dict[str, float]:
     """Every metric of a task, the main one first."""
     if not len(targets):
@@ -29,7 +29,7 @@ def score(
         }
 
 
-def _one(metric: str, task: Task, targets: list[Any], predictions: list[Any], groups: list[Any]) -> float:
+def _one(metric: str, task: Task, targets: list[Target], predictions: list[Target], groups: list[str | None]) -> float:
     from sklearn import metrics
 
     if metric == "accuracy":
@@ -47,10 +47,10 @@ def _one(metric: str, task: Task, targets: list[Any], predictions: list[Any], gr
     if metric in ("pearson", "spearman"):
         return _correlation(metric, targets, predictions)
     one = _exact_match if metric == "exact_match" else _token_f1
-    return sum(one(t, p) for t, p in zip(targets, predictions, strict=True)) / len(targets)
+    return sum(one(str(t), str(p)) for t, p in zip(targets, predictions, strict=True)) / len(targets)
 
 
-def _correlation(metric: str, targets: list[float], predictions: list[float]) -> float:
+def _correlation(metric: str, targets: list[Target], predictions: list[Target]) -> float:
     from scipy import stats
 
     if len(targets) < 2:
@@ -58,9 +58,9 @@ def _correlation(metric: str, targets: list[float], predictions: list[float]) ->
     return (stats.pearsonr if metric == "pearson" else stats.spearmanr)(targets, predictions).statistic
 
 
-def _group_exact_match(targets: list[int], predictions: list[int], groups: list[Any]) -> float:
+def _group_exact_match(targets: list[Target], predictions: list[Target], groups: list[str | None]) -> float:
     """MultiRC: the share of questions with every answer judged right."""
-    right: dict[Any, bool] = {}
+    right: dict[str | None, bool] = {}
     for target, prediction, group in zip(targets, predictions, groups, strict=True):
         right[group] = right.get(group, True) and target == prediction
     return sum(right.values()) / len(right)

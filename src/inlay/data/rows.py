@@ -42,7 +42,7 @@ class Table:
 
 
 def read_table(path: str | Path) -> Table:
-    """The rows of a file; the format is told by its name."""
+    """The rows of a file; the format is recognised by its name."""
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path} is not a file.{_beside(path)}")
@@ -57,7 +57,7 @@ def read_table(path: str | Path) -> Table:
         table = _separated(read_text(path, zipped), str(path), "," if kind[0] == ".csv" else "\t")
     else:
         raise DataError(
-            f"{path}: the format is told by the name, which must end in one of {', '.join(FORMATS)}, or .gz after it."
+            f"{path}: the format is recognised by the name, which must end in {', '.join(FORMATS)}, or .gz after it."
         )
     if not table.rows:
         raise DataError(f"{path} is empty: it has no rows.")

@@ -25,42 +25,42 @@ class Data(Config):
     task: str = "own"
     """A built-in task (see `inlay ls tasks`), or a name for your own."""
     data_dir: Path | None = None
-    """Folder with <task>/{train,validation,test}.jsonl.gz; without it a built-in task comes from the hub."""
-    train: Path | None = None
-    """Training rows of your own: .jsonl, .csv, .tsv, .parquet, also .gz."""
-    validation: Path | None = None
-    """Validation rows; without them a tenth of the training rows is held out."""
-    test: Path | None = None
-    """Test rows."""
+    """A folder with <task>/{train,validation,test}.jsonl.gz; without it a built-in task is read from the hub."""
+    train_file: Path | None = None
+    """Your own training rows: .jsonl, .csv or .tsv, each also as .gz, or .parquet."""
+    validation_file: Path | None = None
+    """Your own validation rows; without them a tenth of the training rows is held out."""
+    test_file: Path | None = None
+    """Your own test rows."""
     hub: str | None = None
-    """A data set of the hub instead of files: name or name:config."""
+    """A data set of the hub instead of files, as name or name:config."""
     kind: Kind | None = None
-    """What is asked of your own rows: classification (the usual), regression, choice or text."""
+    """What your own rows ask for: classification (the default), regression, choice or text."""
     text: str | None = None
-    """Column or template of the text."""
+    """The column of the text, or a template such as "{title}. {body}"."""
     pair: str | None = None
-    """Column or template of the second text."""
+    """The column of the second text of a pair, or a template."""
     choices: str | None = None
-    """Column with a list of the row's choices, or several columns with one each: a,b,c (kind choice)."""
+    """Kind choice: the column with the list of choices, or several columns with one choice each: a,b,c."""
     label: str | None = None
-    """Column of the label."""
+    """The column of what is to be predicted."""
     labels: tuple[str, ...] | None = None
-    """The labels in order; without them they are found and shown."""
+    """The labels in order; by default those of the training rows, which are shown."""
     metrics: tuple[Metric, ...] | None = None
     """Metrics, the main one first: accuracy, f1, macro_f1, matthews, pearson, spearman, exact_match, token_f1."""
     splits: Literal["official", "compacter"] = "official"
-    """compacter: halve the validation rows, or hold out 1,000 training rows, so that there is a test set."""
+    """official: as published. compacter: also make a test set, from the validation rows or 1,000 training rows."""
     rows: int | None = Field(default=None, ge=1)
-    """Use only so many training rows, drawn by the seed 42."""
+    """Train on only this many rows, drawn with seed 42."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:
-        given = [name for name in ("data_dir", "train", "hub") if getattr(self, name) is not None]
+        given = [name for name in ("data_dir", "train_file", "hub") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"rows come from one place, but {' and '.join(given)} are given")
+            raise ValueError(f"rows can come from one place only, but {' and '.join(given)} are given")
         if not given and self.task not in builtin_tasks():
             raise ValueError(
-                f"no rows: {self.task!r} is not a built-in task, and neither train, hub nor data_dir is given."
+                f"no rows: {self.task!r} is not a built-in task, and neither train_file, hub nor data_dir is given."
                 f"{nearest(self.task, builtin_tasks())}"
             )
         return self
@@ -82,8 +82,8 @@ class Data(Config):
 
 def read_splits(data: Data, task: Task) -> dict[str, Table]:
     """Every split that there is, as the source has it."""
-    if data.train is not None:
-        files = {split: getattr(data, split) for split in SPLITS}
+    if data.train_file is not None:
+        files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
         return {split: read_table(path) for split, path in files.items() if path is not None}
     if data.data_dir is not None:
         return _from_folder(Path(data.data_dir), task.name)
@@ -91,7 +91,7 @@ def read_splits(data: Data, task: Task) -> dict[str, Table]:
         path, _, config = data.hub.partition(":")
         return _from_hub(Hub(path=path, config=config or None), task)
     if task.hub is None:
-        raise DataError(f"{task.name} is on no hub; give its rows with data_dir or train.")
+        raise DataError(f"{task.name} is not on the hub; give its rows with data_dir or train_file.")
     return _from_hub(task.hub, task)
 
 
@@ -118,8 +118,8 @@ def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
         there = datasets.load_dataset(hub.path, hub.config)
     except Exception as error:  # the hub has many ways to say no
         raise DataError(
-            f"the data set {hub.path} {hub.config or ''} could not be had: {type(error).__name__}: {error}\n"
-            f"Without a network give data_dir or train."
+            f"the data set {hub.path} {hub.config or ''} could not be read: {type(error).__name__}: {error}\n"
+            f"Without a network, give data_dir or train_file."
         ) from None
     found = {}
     for split in (*SPLITS, "mismatched"):

@@ -1,8 +1,9 @@
-"""Which rows train, which choose and which judge.
+"""Which rows are trained on, which choose the best state, and which give the final score.
 
 official    the splits as published; without validation rows, a tenth of the training rows (at most 1,000) is held out
-compacter   small sets: the validation rows are halved; large ones: 1,000 training rows validate and the validation rows
-            are the test; MNLI validates on mismatched and tests on matched (Karimi Mahabadi et al. 2021)
+compacter   small sets: half of the validation rows become test rows; large ones: the validation rows become test rows
+            and 1,000 training rows validation rows; MNLI validates on its mismatched rows and tests on the matched
+            ones (Karimi Mahabadi et al. 2021)
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class Prepared:
     validation: list[Example]
     test: list[Example]
     notes: tuple[str, ...] = ()
-    """What was decided about labels and splits, to show."""
+    """What was decided about labels and splits, to be shown."""
 
     @property
     def judge(self) -> str:
-        """The split that the final score is of."""
+        """The split that gives the final score."""
         return "test" if self.test else "validation"
 
     def split(self, name: str) -> list[Example]:
@@ -44,7 +45,7 @@ class Prepared:
 
 
 def prepare(data: Data) -> Prepared:
-    """Read everything a task needs; nothing is kept half."""
+    """Read a task's rows, settle its labels, and divide the rows into splits."""
     task = data.described()
     tables = read_splits(data, task)
     notes: list[str] = []
@@ -53,7 +54,8 @@ def prepare(data: Data) -> Prepared:
             tables["validation"], min(HELD_OUT, len(tables["validation"]) // 5)
         )
         notes.append(
-            f"no training rows: {len(tables['train'])} validation rows train; no score compares with published ones"
+            f"no training rows: {len(tables['train'])} of the validation rows are trained on instead; "
+            f"scores cannot be compared with published ones"
         )
     if "train" not in tables:
         raise DataError(f"{task.name} has no training rows.")
@@ -77,19 +79,21 @@ def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str])
     if data.splits == "compacter" and "validation" in tables:
         if task.compacter == "mismatched" and mismatched is not None:
             tables["test"], tables["validation"] = tables["validation"], mismatched
-            notes.append("compacter splits: mismatched rows validate, matched rows test")
+            notes.append("compacter splits: mismatched rows are for validation, matched rows for the test")
         elif task.compacter == "halve":
             half = len(tables["validation"]) // 2
             tables["test"], tables["validation"] = _drawn_apart(tables["validation"], half)
-            notes.append("compacter splits: validation rows halved")
+            notes.append("compacter splits: half of the validation rows are test rows")
         else:
             tables["test"] = tables["validation"]
             tables["train"], tables["validation"] = _drawn_apart(tables["train"], HELD_OUT)
-            notes.append(f"compacter splits: {HELD_OUT} training rows validate, validation rows test")
+            notes.append(
+                f"compacter splits: {HELD_OUT} training rows are validation rows, the validation rows are test rows"
+            )
     elif "validation" not in tables:
-        held = min(HELD_OUT, max(1, len(tables["train"]) // 10))
-        tables["train"], tables["validation"] = _drawn_apart(tables["train"], held)
-        notes.append(f"no validation rows: {held} training rows held out")
+        count = min(HELD_OUT, max(1, len(tables["train"]) // 10))
+        tables["train"], tables["validation"] = _drawn_apart(tables["train"], count)
+        notes.append(f"no validation rows: {count} training rows are held out for validation")
     return tables
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.demo.show import as_text, attention, summary, write_page
-from inlay.demo.stages import Chain, LearnSource, TryMode
+from inlay.demo.stages import LearnSource, Pipeline, TryMode
 from inlay.demo.studies import Inference, Study, Tweets
 from inlay.demo.wheels import host_folder, rows_folder
 from inlay.demo.workers import Workers
@@ -50,11 +50,11 @@ def _listed(rows: dict[str, int]) -> str:
     return ", ".join(f"{name} ({count:,} rows)" for name, count in rows.items())
 
 
-def _comparison(study: Study, inlays: Path, seeds: int) -> list[Chain]:
+def _comparison(study: Study, inlays: Path, seeds: int) -> list[Pipeline]:
     """The long pieces first, so that no core waits at the end."""
-    chains = []
+    pipelines = []
     for modes in (("single", "fused"), ("full",), ("head",)):
         for target in study.targets:
             for seed in range(seeds):
-                chains.append(Chain(tuple(TryMode(study, target, mode, seed, inlays) for mode in modes)))
-    return chains
+                pipelines.append(Pipeline(tuple(TryMode(study, target, mode, seed, inlays) for mode in modes)))
+    return pipelines

@@ -27,7 +27,7 @@ Labelled = list[tuple[str, str]]
 
 
 def corpus(folder: Path, name: str, train: int, validation: int, test: int = 0, seed: int = 0) -> Prepared:
-    """One task with so many rows per split, drawn by the seed; the test rows are the same for all seeds."""
+    """One task with this many rows per split, drawn by the seed; the test rows are the same for all seeds."""
     rows = sorted(set(_read(folder, name)))
     random.Random(42).shuffle(rows)  # noqa: S311 (not for secrets)
     held, rest = rows[:test], rows[test:]

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
 from inlay.demo.studies import MODES, Study
-from inlay.report.page import code, page, section, table
+from inlay.report.pages import page
 from inlay.report.plots import fusion_svg, plot_fusion
 from inlay.storage.files import write_whole
 from inlay.storage.plain_json import as_json
@@ -21,7 +21,7 @@ WORDS = {"head": "head only", "full": "full fine-tuning", "single": "single inla
 
 
 def summary(results: Results, targets: Sequence[str]) -> list[dict[str, Any]]:
-    """Target, mode → mean, spread and each seed's accuracy on the test rows, in percent."""
+    """For each target and mode: mean, spread and each seed's accuracy on the test rows, in percent."""
     rows = []
     for target in targets:
         for mode in MODES:
@@ -66,16 +66,9 @@ def write_page(out: Path, study: Study, results: Results, seconds: float) -> Pat
     """report.html, heat map pictures and results.json in `out`."""
     rows = summary(results, list(study.targets))
     sources = [(r["source"], study.sources[r["source"]], r["accuracy"]) for r in results if "source" in r]
-    parts = [
-        section("Accuracy on held-out rows", code(as_text(rows))),
-        section("Source inlays", table(sources, ("task", "training rows", "validation accuracy"))),
-    ]
-    for target in study.targets:
-        seen = attention(results, target)
-        plot_fusion(seen, out / f"{target}-heat")
-        parts.append(section(f"What the fusion for {target} listens to", fusion_svg(seen)))
-    recipes = [(mode, recipe.lr or 0.0, recipe.epochs, recipe.batch_size) for mode, recipe in study.recipes.items()]
-    parts.append(section("Recipes", table(recipes, ("trained", "lr", "epochs", "batch"))))
+    seen = {target: attention(results, target) for target in study.targets}
+    for target, activations in seen.items():
+        plot_fusion(activations, out / f"{target}-heat")
     facts = {
         "host": study.host,
         "table": rows,
@@ -84,5 +77,13 @@ def write_page(out: Path, study: Study, results: Results, seconds: float) -> Pat
         "results": list(results),
     }
     write_whole(out / "results.json", as_json(facts, indent=1) + "\n")
-    write_whole(out / "report.html", page("Inlay demo: from few labels", parts))
+    document = page(
+        "demo",
+        title="Inlay demo: from few labels",
+        comparison=as_text(rows),
+        sources=sources,
+        attention={target: fusion_svg(activations) for target, activations in seen.items()},
+        recipes=[(mode, recipe.lr, recipe.epochs, recipe.batch_size) for mode, recipe in study.recipes.items()],
+    )
+    write_whole(out / "report.html", document)
     return out / "report.html"

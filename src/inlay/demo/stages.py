@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from inlay.checkpoints.ours import save
 from inlay.data import Prepared
 from inlay.demo.studies import Study
+from inlay.demo.workers import Result
 from inlay.methods import Pfeiffer
-from inlay.training.codec import Language, Split
+from inlay.training.codec import EncodedSplit
 from inlay.training.evaluate import ask, attention_on
-from inlay.training.loop import fit
-from inlay.training.modes import begin
+from inlay.training.loop import TrainingLoop
 from inlay.training.progress import Watcher
 from inlay.training.recipe import Mode, Recipe
-from inlay.training.workbench import form_of, open_host, own_head
-
-Result = dict[str, Any]
-Piece = Callable[[Watcher], list[Result]]
+from inlay.training.workbench import Workbench
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class TryMode:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Pipeline:
     """Pieces that need each other's results, one after the other."""
 
     pieces: tuple[TryMode, ...]
@@ -94,23 +89,15 @@ class _Work:
     def __init__(self, study: Study, prepared: Prepared, recipe: Recipe, watch: Watcher) -> None:
         torch.manual_seed(recipe.seed)
         self.study, self.prepared, self.recipe, self.watch = study, prepared, recipe, watch
-        self.host, tokenizer = open_host(study.host, prepared.task)
-        self.form = form_of(prepared.task, self.host.config)
-        self.language = Language(prepared.task, self.form, tokenizer, recipe.max_length)
+        self.bench = Workbench.open(study.host, prepared.task)
+        self.host, self.codec = self.bench.host, self.bench.codec(recipe.max_length)
 
     def learn(self, name: str, mode: Mode, members: list[Path] | None = None) -> dict[str, float]:
-        head = own_head(self.prepared.task, self.form, self.host, self.study.head_layers)
-        begin(self.host, name, mode, head, method=Pfeiffer(reduction=self.study.reduction), members=members or ())
-        outcome = fit(
-            self.host,
-            self.language,
-            self._split("train"),
-            self._split("validation"),
-            self.recipe,
-            watch=self.watch,
-            title=name,
-        )
-        return outcome.scores
+        method = Pfeiffer(reduction=self.study.reduction)
+        head = self.bench.head(self.study.head_layers)
+        self.bench.set_up(name, mode, method=method, members=members or (), head=head)
+        splits = self._split("train"), self._split("validation")
+        return TrainingLoop(self.host, self.codec, *splits, self.recipe, watch=self.watch, title=name).run().scores
 
     def attention(self, fusion: str) -> dict[str, dict[str, float]]:
         """Place → member → mean attention over the validation rows."""
@@ -119,7 +106,7 @@ class _Work:
 
     def judged(self) -> dict[str, float]:
         split = self._split("test")
-        return self.language.measure(split, ask(self.host, self.language, split))
+        return self.codec.measure(split, ask(self.host, self.codec, split))
 
-    def _split(self, name: str) -> Split:
-        return self.language.split(self.prepared.split(name))
+    def _split(self, name: str) -> EncodedSplit:
+        return self.codec.encode(self.prepared.split(name))

@@ -9,12 +9,30 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from inlay.training.progress import clock
+from inlay.training.progress import Watcher, clock, progress_bars
 
-_events: Any = None
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+
+    from rich.progress import Progress, TaskID
+
+Result = dict[str, Any]
+"""What a piece of work hands back: plain numbers and words."""
+Event = tuple[str, int, int, float, str]
+"""A piece's name, its steps done and in all, the loss and the score."""
+_events: Queue[Event] | None = None
 """In a worker: where its progress goes."""
+
+
+class Piece(Protocol):
+    """One piece of work."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, watch: Watcher) -> list[Result]: ...
 
 
 class Sender:
@@ -30,6 +48,7 @@ class Sender:
         now = time.monotonic()
         if now - self.sent > 0.5 or done == self.total:
             self.sent = now
+            assert _events is not None
             _events.put((self.name, done, self.total, loss, score))
 
     def say(self, text: str) -> None: ...
@@ -51,7 +70,7 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         self.pool.shutdown(cancel_futures=True)
 
-    def run(self, pieces: Sequence[Any]) -> list[Any]:
+    def run(self, pieces: Sequence[Piece]) -> list[Result]:
         """Every piece's results, in the order of the pieces."""
         board = Board(len(pieces))
         futures = [self.pool.submit(_work, piece) for piece in pieces]
@@ -65,7 +84,7 @@ class Workers:
             board.close()
 
 
-def _prepare(events: Any) -> None:
+def _prepare(events: Queue[Event]) -> None:
     """In a new worker, before torch is imported."""
     global _events
     _events = events
@@ -78,7 +97,7 @@ def _prepare(events: Any) -> None:
     transformers.utils.logging.set_verbosity_error()
 
 
-def _work(piece: Any) -> Any:
+def _work(piece: Piece) -> list[Result]:
     return piece(Sender(piece.name))
 
 
@@ -89,40 +108,34 @@ class Board:
         self.pieces, self.every = pieces, every
         self.began = self.shown = time.monotonic()
         self.latest: dict[str, tuple[int, int, float, str]] = {}
-        self.bars: Any = None
+        self.bars: Progress | None = None
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-            self.bars = Progress(
-                TextColumn("{task.description:<20}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
+            self.bars = progress_bars(Console(stderr=True))
             self.whole = self.bars.add_task("all", total=pieces, note="")
-            self.rows: dict[str, Any] = {}
+            self.rows: dict[str, TaskID] = {}
             self.bars.start()
 
-    def show(self, events: Any, finished: int) -> None:
+    def show(self, events: Queue[Event], finished: int) -> None:
         while True:
             try:
-                name, *latest = events.get_nowait()
+                name, done, total, loss, score = events.get_nowait()
             except queue.Empty:
                 break
-            self.latest[name] = tuple(latest)
-        self._bars(finished) if self.bars is not None else self._line(finished)
+            self.latest[name] = (done, total, loss, score)
+        if self.bars is not None:
+            self._update(self.bars, finished)
+        else:
+            self._line(finished)
 
-    def _bars(self, finished: int) -> None:
-        self.bars.update(self.whole, completed=finished)
+    def _update(self, bars: Progress, finished: int) -> None:
+        bars.update(self.whole, completed=finished)
         for name, (done, total, loss, score) in self.latest.items():
             if name not in self.rows:
-                self.rows[name] = self.bars.add_task(name, total=total, note="")
-            self.bars.update(
-                self.rows[name], completed=done, total=total, visible=done < total, note=f"loss {loss:.3f} {score}"
+                self.rows[name] = bars.add_task(name, total=total, note="")
+            bars.update(
+                self.rows[name], completed=done, total=total, visible=done < total, note=f"loss {loss:.3f}  {score}"
             )
 
     def _line(self, finished: int) -> None:

@@ -74,7 +74,7 @@ def count(
     """Trainable parameters of an inlay on a host, or on a host that only its config describes.
 
     model: the class that a config stands for, such as AutoModelForSequenceClassification: methods that reach into the
-           head, as BitFit does in a pooler, depend on it. Without it the base model, or a classifier if a head is given.
+           head, as BitFit does in a pooler, depend on it. Without it the base model, or with a head a classifier.
     """
     if model is not None and not isinstance(host, PreTrainedConfig):
         raise ConfigError("model says what class a config stands for; a host has its class already. Leave it out.")

@@ -55,9 +55,6 @@ def registering(host: PreTrainedModel) -> Iterator[Inlays]:
     setattr(host, ATTRIBUTE, inlays)
 
 
-newcomer = registering
-
-
 def activate(host: nn.Module, setup: Setup) -> None:
     """Make a setup act: a name, a Stack, Average or Rows of them, or None for the bare host."""
     model = bare(host)

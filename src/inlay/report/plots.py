@@ -1,140 +1,122 @@
-"""Pictures of a run as SVG text, to stand in a page that needs no network."""
+"""Pictures: a run's curve and confusion matrix, and what a fusion listens to.
+
+`curve`, `confusion` and `fusion_svg` give SVG markup to stand in a page that needs no network; `plot_fusion` writes
+files. Matplotlib is imported when something is drawn, and never its pyplot: no window, no global state.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
+from inlay.storage.plain_json import number
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+COLOURS = "Blues"
 
 
-def curve(history: Sequence[dict[str, Any]], main: str) -> str:
+def curve(history: Sequence[Mapping[str, float | None]], main: str) -> Markup:
     """Training loss and the main metric over the steps."""
-    figure, axis = _figure(6, 3)
-    steps = [entry["step"] for entry in history]
-    axis.plot(steps, [_number(entry["loss"]) for entry in history], color="#999", marker=".", label="training loss")
-    axis.set_xlabel("step")
-    axis.set_ylabel("loss")
-    other = axis.twinx()
-    values = [_number(entry[f"validation_{main}"]) for entry in history]
+    figure, axes = _figure(6, 3)
+    steps = [number(entry["step"]) for entry in history]
+    axes.plot(steps, [number(entry["loss"]) for entry in history], color="#999", marker=".", label="training loss")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    other = axes.twinx()
+    values = [number(entry[f"validation_{main}"]) for entry in history]
     other.plot(steps, values, color="#1f6f8b", marker="o", label=f"validation {main}")
     other.set_ylabel(main)
     figure.legend(loc="upper center", ncols=2, frameon=False)
-    return svg(figure)
+    return _svg(figure)
 
 
-def confusion(labels: Sequence[str], targets: Sequence[int], predictions: Sequence[int]) -> str:
+def confusion(labels: Sequence[str], targets: Sequence[int], predictions: Sequence[int]) -> Markup:
     """How often each label was taken for each other."""
-    counts = [[0] * len(labels) for _ in labels]
+    counts = torch.zeros(len(labels), len(labels))
     for target, prediction in zip(targets, predictions, strict=True):
         if 0 <= prediction < len(labels):
-            counts[target][prediction] += 1
+            counts[target, prediction] += 1
     size = max(3.0, 0.6 * len(labels) + 1.5)
-    figure, axis = _figure(size + 1, size)
-    axis.imshow(counts, cmap="Blues")
-    axis.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor", parse_math=False)
-    axis.set_yticks(range(len(labels)), labels, parse_math=False)
-    axis.set_xlabel("predicted")
-    axis.set_ylabel("true")
-    highest = max(map(max, counts))
-    for row, line in enumerate(counts):
-        for column, count in enumerate(line):
-            axis.text(
-                column, row, str(count), ha="center", va="center", color="white" if count > highest / 2 else "black"
-            )
-    return svg(figure)
+    figure, axes = _figure(size + 1, size)
+    _cells(axes, counts, labels, labels, lambda count: f"{count:.0f}")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    return _svg(figure)
 
 
-def svg(figure: Any) -> str:
-    """A matplotlib figure as an <svg> element; text stays text, for letters that matplotlib's font does not have."""
-    from matplotlib import rc_context
-
-    stream = io.StringIO()
-    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")
-        figure.savefig(stream, format="svg", bbox_inches="tight")
-    text = stream.getvalue()
-    return text[text.index("<svg") :]
-
-
-def _figure(width: float, height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # not pyplot: no window, no global state
-
-    figure = Figure(figsize=(width, height))
-    return figure, figure.add_subplot()
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
-def fusion_svg(seen: FusionActivations) -> str:
-    """Members × layers as an <svg> element."""
-    with TemporaryDirectory() as folder:
-        drawn = plot_fusion(seen, Path(folder) / "heat")[1].read_text(encoding="utf-8")
-    return drawn[drawn.index("<svg") :]
+def fusion_svg(seen: FusionActivations) -> Markup:
+    """Members × layers."""
+    return _svg(_fusion_figure(seen))
 
 
 def plot_fusion(
     activations: FusionActivations | Mapping[str, FusionActivations], path: str | os.PathLike[str]
 ) -> tuple[Path, Path]:
     """Draw a heat map as <path>.png and <path>.svg: of one fusion, or of several by their target's name."""
-    if isinstance(activations, FusionActivations):
-        rows = list(activations.members)
-        columns = [_short(place) for place in activations.mean]
-        values = torch.stack(list(activations.mean.values()), dim=1)  # (N, places)
-        title = f"{activations.fusion}: mean attention per member and layer"
-    else:
-        rows = list(activations)
-        columns = list(dict.fromkeys(member for one in activations.values() for member in one.members))
-        values = torch.tensor(
-            [[one.overall().get(member, float("nan")) for member in columns] for one in activations.values()]
-        )
-        title = "mean attention of each target to each member"
-    return heat_map(values, rows, columns, title, Path(path))
-
-
-def heat_map(values: Tensor, rows: list[str], columns: list[str], title: str, path: Path) -> tuple[Path, Path]:
-    """A table of colours with the numbers in it."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(
-        figsize=(2.2 + 0.55 * len(columns) + 0.09 * max(map(len, rows)), 1.8 + 0.36 * len(rows)), layout="constrained"
-    )
-    axes = figure.add_subplot()
-    shown = axes.imshow(
-        values.numpy(), cmap="Blues", vmin=0, vmax=max(1e-9, float(values.nan_to_num().max())), aspect="auto"
-    )
-    axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor", fontsize=9)
-    axes.set_yticks(range(len(rows)), rows, fontsize=9)
-    axes.set_title(title, fontsize=10)
-    middle = float(values.nan_to_num().max()) / 2
-    for y, row in enumerate(values.tolist()):
-        for x, value in enumerate(row):
-            if value == value:  # not a member of that target: left empty
-                axes.text(
-                    x,
-                    y,
-                    f"{value:.2f}".lstrip("0"),
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    color="white" if value > middle else "#333",
-                )
-    figure.colorbar(shown, ax=axes, shrink=0.8)
-    png, svg = path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
+    figure, path = _fusion_figure(activations), Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    png, svg = path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
     for file in (png, svg):
         figure.savefig(file, dpi=150, bbox_inches="tight")  # tight: a title may be wider than a small table
     return png, svg
+
+
+def _fusion_figure(activations: FusionActivations | Mapping[str, FusionActivations]) -> Figure:
+    if isinstance(activations, FusionActivations):
+        columns = [_short(place) for place in activations.mean]
+        values = torch.stack(list(activations.mean.values()), dim=1)  # (N, places)
+        title = f"{activations.fusion}: mean attention per member and layer"
+        return _heat_map(values, activations.members, columns, title)
+    columns = list(dict.fromkeys(member for one in activations.values() for member in one.members))
+    shares = [[one.overall().get(member, float("nan")) for member in columns] for one in activations.values()]
+    return _heat_map(torch.tensor(shares), list(activations), columns, "mean attention of each target to each member")
+
+
+def _heat_map(values: Tensor, rows: Sequence[str], columns: Sequence[str], title: str) -> Figure:
+    """Shares as a table of colours with the numbers in it."""
+    figure, axes = _figure(
+        2.2 + 0.55 * len(columns) + 0.09 * max(map(len, rows)), 1.8 + 0.36 * len(rows), layout="constrained"
+    )
+    image = _cells(axes, values, rows, columns, lambda share: f"{share:.2f}".lstrip("0"), small=True)
+    axes.set_title(title, fontsize=10)
+    figure.colorbar(image, ax=axes, shrink=0.8)
+    return figure
+
+
+def _cells(
+    axes: Axes,
+    values: Tensor,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    write: Callable[[float], str],
+    small: bool = False,
+) -> AxesImage:
+    """A coloured cell for each value, with the value in it; cells that are nan are left empty."""
+    highest = float(values.nan_to_num().max())
+    shape: Literal["auto"] | None = "auto" if small else None
+    image = axes.imshow(values.numpy(), cmap=COLOURS, vmin=0, vmax=max(1e-9, highest), aspect=shape)
+    names: dict[str, Any] = {"fontsize": 9 if small else None, "parse_math": False}
+    axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor", **names)
+    axes.set_yticks(range(len(rows)), rows, **names)
+    for y, row in enumerate(values.tolist()):
+        for x, value in enumerate(row):
+            if value == value:
+                colour = "white" if value > highest / 2 else "#333"
+                axes.text(x, y, write(value), ha="center", va="center", color=colour, fontsize=7 if small else None)
+    return image
 
 
 def _short(place: str) -> str:
@@ -142,3 +124,23 @@ def _short(place: str) -> str:
     stack, layer, *kind = place.removesuffix(".raw").split(".")
     name = f"{stack[:3]} {layer}"
     return name if kind[:1] == ["ffn"] else f"{name} {' '.join(kind)}"
+
+
+def _figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout=layout)
+    return figure, figure.add_subplot()
+
+
+def _svg(figure: Figure) -> Markup:
+    """A figure as an <svg> element; text stays text, for letters that matplotlib's font does not have."""
+    from markupsafe import Markup
+    from matplotlib import rc_context
+
+    stream = io.StringIO()
+    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(stream, format="svg", bbox_inches="tight")
+    text = stream.getvalue()
+    return Markup(text[text.index("<svg") :])  # noqa: S704 (matplotlib escapes what stands in its pictures)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
 from inlay.data.task import Task
-from inlay.report.page import code, page, section, table
+from inlay.report.pages import page
 from inlay.report.plots import confusion, curve, fusion_svg
-from inlay.training.codec import Answer, Split
+from inlay.storage.plain_json import number
+from inlay.training.codec import Answer, EncodedSplit
 from inlay.training.progress import clock
 
 MOST_LABELS = 30
@@ -19,15 +19,32 @@ MOST_LABELS = 30
 
 def run_page(
     record: Mapping[str, Any],
-    history: Sequence[dict[str, Any]],
+    history: Sequence[Mapping[str, float | None]],
     config: str,
     task: Task,
-    judged: Split,
+    judged: EncodedSplit,
     answers: Sequence[Answer],
     attention: FusionActivations | None,
 ) -> str:
     """The page of a run whose record is complete."""
-    facts = [
+    splits = {"validation": record["validation"], record["judged"]: record["scores"]}
+    scores = [(name, *(number(of[name]) for of in splits.values())) for name in record["scores"]]
+    return page(
+        "run",
+        title=f"{record['name'] or task.name}: {task.main} {scores[0][-1]:.4f}",
+        facts=_facts(record, task),
+        scores=scores,
+        splits=list(splits),
+        curve=curve(history, task.main) if history else None,  # a pruned fusion was not trained
+        confusion=_confusion(task, judged, answers),
+        attention=fusion_svg(attention) if attention is not None else None,
+        config=config,
+        versions=list(record["versions"].items()),
+    )
+
+
+def _facts(record: Mapping[str, Any], task: Task) -> list[tuple[str, str]]:
+    return [
         ("task", f"{task.name} ({task.kind})"),
         ("host", record["host"]),
         ("mode", record["mode"]),
@@ -41,26 +58,10 @@ def run_page(
         ("padding", f"{record['padding']:.1%}"),
         *(("note", note) for note in record["notes"]),
     ]
-    splits = {"validation": record["validation"], record["judged"]: record["scores"]}
-    scores = [(name, *(_number(of[name]) for of in splits.values())) for name in record["scores"]]
-    parts = [
-        table(facts),
-        section("Metrics", table(scores, ("metric", *splits))),
-    ]
-    if history:  # a pruned fusion was not trained
-        parts.append(section("Curve", curve(history, task.main)))
-    if task.kind == "classification" and len(task.labels) <= MOST_LABELS:
-        targets = [int(example.target) for example in judged.examples]  # type: ignore[arg-type]
-        parts.append(section("Confusion matrix", confusion(task.labels, targets, [int(a.prediction) for a in answers])))
-    if attention is not None:
-        parts.append(section("What the fusion listens to", fusion_svg(attention)))
-    parts += [
-        section("Config", code(config)),
-        section("Versions", table(list(record["versions"].items()))),
-    ]
-    return page(f"{record['name'] or task.name}: {task.main} {scores[0][-1]:.4f}", parts)
 
 
-def _number(value: float | None) -> float:
-    """A score from the record, where one that is not defined is null."""
-    return math.nan if value is None else value
+def _confusion(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> str | None:
+    if task.kind != "classification" or len(task.labels) > MOST_LABELS:
+        return None
+    targets = [int(example.target) for example in judged.examples]  # type: ignore[arg-type]
+    return confusion(task.labels, targets, [int(answer.prediction) for answer in answers])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections import Counter
@@ -11,14 +10,14 @@ from typing import Any
 from inlay.host.verbs import summary
 from inlay.runs.train import Job
 from inlay.training.batching import padding_share, training_batches
-from inlay.training.objectives import objective_for
+from inlay.training.objectives import Portion, objective_for
 from inlay.training.progress import clock
 
 
 def estimate(job: Job) -> dict[str, Any]:
     """Rows, labels, lengths, parameters, memory and time. One batch of middle length is run; nothing is written."""
     settings, train = job.settings, job.split("train")
-    lengths, limit = train.features.lengths, job.language.max_length
+    lengths, limit = train.features.lengths, job.codec.max_length
     batches = training_batches(lengths, settings.batch_size, settings.seed, 0)
     assert settings.epochs is not None
     steps = min(settings.max_steps or 1 << 60, settings.epochs * len(batches))
@@ -35,9 +34,9 @@ def estimate(job: Job) -> dict[str, Any]:
         "trained_parameters": trained,
         "steps_at_most": steps,
         "time_at_most": f"{clock(steps * seconds)} ({seconds:.2f} s per step of {settings.batch_size} rows)",
-        "memory_at_least": f"{_peak_megabytes():,.0f} MB (peak of this check)",
     }
-    return facts
+    peak = _peak_megabytes()
+    return facts | ({"memory_at_least": f"{peak:,.0f} MB (peak of this check)"} if peak is not None else {})
 
 
 def _labels(job: Job) -> dict[str, int] | str:
@@ -53,13 +52,18 @@ def _seconds_per_step(job: Job, rows: list[int]) -> float:
     objective = objective_for(job.host, job.name)
     for _ in range(2):  # the first one warms up
         began = time.monotonic()
-        batch = {name: tensor.to(job.host.device) for name, tensor in train.features.batch(rows).items()}
-        objective(job.host, job.host, job.language, batch, 1 / len(rows), 1.0).backward()
+        batch = {name: tensor.to(job.host.device) for name, tensor in train.features.collate(rows).items()}
+        objective(job.host, job.host, job.codec, Portion(batch, 1 / len(rows), 1.0)).backward()
         job.host.zero_grad(set_to_none=True)
         times.append(time.monotonic() - began)
     return times[-1]
 
 
-def _peak_megabytes() -> float:
+def _peak_megabytes() -> float | None:
+    """The most memory that this process has had; Windows does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1024 / (1024 if sys.platform == "darwin" else 1)  # macOS counts bytes, Linux kilobytes

@@ -12,12 +12,11 @@ checkpoint.safetensors    while it is not finished
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import json
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ import yaml
 
 from inlay.errors import CheckpointError, ConfigError
 from inlay.storage.files import write_whole
+from inlay.storage.folders import replacing
+from inlay.storage.locks import InUse, locked
 from inlay.storage.plain_json import as_json
 
 CONFIG, RECORD, METRICS, CHECKPOINT, LOCK = (
@@ -35,6 +36,8 @@ CONFIG, RECORD, METRICS, CHECKPOINT, LOCK = (
     "checkpoint.safetensors",
     ".lock",
 )
+OLD_NAMES = {"train": "train_file", "validation": "validation_file", "test": "test_file"}
+"""Settings that had another name in the config.yaml of earlier runs."""
 PACKAGES = ("inlay", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -60,30 +63,41 @@ class Run:
         return run
 
     @contextmanager
-    def held(self, *, fresh: bool) -> Iterator[None]:
+    def locked(self, *, fresh: bool) -> Iterator[None]:
         """Nobody else may write here meanwhile. The lock goes with the process, however that ends."""
         if self.folder.exists() and not self.folder.is_dir():
             raise ConfigError(f"{self.folder} is a file; a run needs a folder.")
         made = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ConfigError(
-                    f"{self.folder} is in use by another process. Wait for it, or choose another folder."
-                ) from None
-            there = sorted(file.name for file in self.folder.iterdir() if not file.name.startswith("."))
-            if fresh and there:
-                hint = f" To go on with it: inlay train --resume {self.folder}" if self.checkpoint.exists() else ""
-                raise ConfigError(
-                    f"{self.folder} is not empty (it holds {', '.join(there[:6])}). Choose another folder.{hint}"
-                )
-            try:
-                yield
-            finally:
-                if made and [file.name for file in self.folder.iterdir()] == [LOCK]:  # nothing came of it
-                    shutil.rmtree(self.folder)
+        try:
+            with locked(self.folder / LOCK, wait=False):
+                self._check_empty(fresh)
+                try:
+                    yield
+                finally:
+                    if made and [file.name for file in self.folder.iterdir()] == [LOCK]:  # nothing came of it
+                        shutil.rmtree(self.folder, ignore_errors=True)
+        except InUse:
+            raise ConfigError(
+                f"{self.folder} is in use by another process. Wait for it, or choose another folder."
+            ) from None
+
+    def _check_empty(self, fresh: bool) -> None:
+        there = sorted(file.name for file in self.folder.iterdir() if not file.name.startswith("."))
+        if fresh and there:
+            hint = f" To go on with it: inlay train --resume {self.folder}" if self.checkpoint.exists() else ""
+            raise ConfigError(
+                f"{self.folder} is not empty (it holds {', '.join(there[:6])}). Choose another folder.{hint}"
+            )
+
+    def keep_member(self, folder: Path, name: str) -> None:
+        """A copy of a fusion's member in `members/`, whole or not at all."""
+        from inlay.checkpoints.manifest import CARD, MANIFEST, WEIGHTS  # torch only when there is something to do
+
+        with replacing(self.members / name, (MANIFEST,)) as copy:
+            for file in (MANIFEST, WEIGHTS, CARD):
+                if (folder / file).exists():
+                    shutil.copyfile(folder / file, copy / file)
 
     # settings and record
 
@@ -98,7 +112,7 @@ class Run:
             raise CheckpointError(
                 f"{self.folder} has no {CONFIG}: nothing was trained there yet. Start the run again without --resume."
             )
-        return dict(yaml.safe_load(file.read_text(encoding="utf-8")))
+        return with_new_names(yaml.safe_load(file.read_text(encoding="utf-8")))
 
     def record(self) -> dict[str, Any]:
         file = self.folder / RECORD
@@ -129,6 +143,16 @@ class Run:
         """Before going on from a checkpoint: drop what was logged after it."""
         kept = [entry for entry in self.history() if entry.get("step", 0) <= step]
         write_whole(self.folder / METRICS, "".join(as_json(entry) + "\n" for entry in kept))
+
+
+def inlay_in(folder: Path) -> Path:
+    """The inlay of a run, or the inlay itself."""
+    return Run(folder).inlay if (folder / RECORD).is_file() else folder
+
+
+def with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings from a file, under the names that they have now."""
+    return {OLD_NAMES.get(name, name): value for name, value in settings.items()}
 
 
 def versions() -> dict[str, str]:

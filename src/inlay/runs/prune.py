@@ -11,7 +11,6 @@ from inlay.errors import SetupError
 from inlay.host.verbs import activate, inlays_of, remove
 from inlay.runs.folder import Run
 from inlay.runs.report import write_report
-from inlay.runs.train import keep_member
 from inlay.runs.use import open_for_use
 from inlay.training.evaluate import ask, attention_on
 
@@ -22,27 +21,27 @@ def write_pruned(path: Path, out: Path, keep: int | None, threshold: float | Non
     if opened.run is None or opened.name is None or opened.run.record()["mode"] != "fusion":
         raise SetupError(f"{path} is not a fusion's run; only a fusion can be pruned.")
     old, run, name = opened.run, Run(out), opened.name
-    chosen = opened.language.split(opened.rows("validation", None)[1])
-    judged = opened.language.split(opened.rows(old.record()["judged"], None)[1])
+    chosen = opened.codec.encode(opened.rows("validation", None)[1])
+    judged = opened.codec.encode(opened.rows(old.record()["judged"], None)[1])
     smaller = f"{name[:57]}-pruned"
-    with run.held(fresh=True):
-        before = opened.language.measure(judged, ask(opened.host, opened.language, judged))
+    with run.locked(fresh=True):
+        before = opened.codec.measure(judged, ask(opened.host, opened.codec, judged))
         prune(opened.host, name, attention_on(opened.host, name, chosen), name=smaller, keep=keep, threshold=threshold)
         kept = inlays_of(opened.host)[smaller].method.needs
         activate(opened.host, smaller)
         remove(opened.host, name)
-        answers = ask(opened.host, opened.language, judged)
-        after = opened.language.measure(judged, answers)
+        answers = ask(opened.host, opened.codec, judged)
+        after = opened.codec.measure(judged, answers)
         for member in kept:
-            keep_member(old.members / member, run.members / member)
-        save(opened.host, smaller, run.inlay, task=opened.language.task.name, metrics=after)
+            run.keep_member(old.members / member, member)
+        save(opened.host, smaller, run.inlay, task=opened.codec.task.name, metrics=after)
         run.write_config(
             old.config() | {"members": [str((run.members / member).absolute()) for member in kept], "name": smaller}
         )
-        validation = opened.language.measure(chosen, ask(opened.host, opened.language, chosen))
+        validation = opened.codec.measure(chosen, ask(opened.host, opened.codec, chosen))
         changed = {"name": smaller, "scores": after, "validation": validation, "status": "running"}
         run.note(**old.record() | changed | {"pruned_from": str(old.folder.absolute())})
-        write_report(run, opened.host, opened.language.task, judged, answers)
+        write_report(run, opened.host, opened.codec.task, judged, answers)
         run.note(status="finished")
     gone = [member.name for member in sorted(old.members.iterdir()) if member.name not in kept]
     return {"name": smaller, "before": before, "after": after, "kept": list(kept), "gone": gone, "run": str(out)}

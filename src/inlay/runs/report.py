@@ -10,11 +10,11 @@ from inlay.data.task import Task
 from inlay.report.run_page import run_page
 from inlay.runs.folder import CONFIG, Run
 from inlay.storage.files import write_whole
-from inlay.training.codec import Answer, Split
+from inlay.training.codec import Answer, EncodedSplit
 from inlay.training.evaluate import attention_on
 
 
-def write_report(run: Run, host: PreTrainedModel, task: Task, judged: Split, answers: Sequence[Answer]) -> None:
+def write_report(run: Run, host: PreTrainedModel, task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> None:
     """Write the page of a run whose record is complete; the host answers as it did when it was judged."""
     record, config = run.record(), (run.folder / CONFIG).read_text(encoding="utf-8")
     attention = attention_on(host, record["name"], judged) if record["mode"] == "fusion" else None

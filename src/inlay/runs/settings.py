@@ -24,11 +24,11 @@ class Settings(Data, Recipe):
     host: str
     """The pretrained host: a folder, or a model's name on the hub."""
     out: Path
-    """The run folder to write; it must be new or empty."""
+    """The run folder to write to; it must be new or empty."""
     name: str | None = None
-    """The inlay's name; without it the run folder's."""
+    """The inlay's name; by default that of the run folder."""
     mode: Mode = "inlay"
-    """What trains: inlay, head (only a head), full (everything) or fusion (over members)."""
+    """What to train: inlay, head (only a head), full (everything) or fusion (over members)."""
     method: str = "pfeiffer"
     """The inlay's method (see `inlay ls methods`)."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -36,13 +36,13 @@ class Settings(Data, Recipe):
     members: tuple[Path, ...] = ()
     """Runs or inlays to fuse (mode fusion)."""
     head_layers: int = Field(default=1, ge=1)
-    """Linear layers of the head."""
+    """How many linear layers the head has."""
     head_dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Dropout before each of them."""
+    """Dropout before each layer of the head."""
     threads: int | None = Field(default=None, ge=1)
-    """Threads of torch; without it half of the cores."""
+    """Threads that torch uses; by default half of the cores."""
     trackers: tuple[Tracker, ...] = ()
-    """Also log to these, where they are installed: tensorboard, wandb, mlflow."""
+    """Log to these as well, if they are installed: tensorboard, wandb, mlflow."""
 
     @field_validator("options", mode="before")
     @classmethod

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import re
-import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from inlay.checkpoints.manifest import CARD, MANIFEST, WEIGHTS, read_manifest
+from inlay.checkpoints.manifest import read_manifest
 from inlay.checkpoints.ours import save
 from inlay.data import Prepared, prepare
 from inlay.errors import ConfigError, InlayError
 from inlay.host.verbs import inlays_of, summary
-from inlay.methods.base import Method, method_from
-from inlay.runs.folder import Run, versions
+from inlay.methods import Method, method_from
+from inlay.runs.folder import Run, inlay_in, versions
 from inlay.runs.report import write_report
 from inlay.runs.settings import Settings
-from inlay.storage.folders import replacing
-from inlay.training.codec import Answer, Language, Split
+from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import ask
 from inlay.training.interrupt import Interrupted
-from inlay.training.loop import Outcome, accelerator_for, check_batch, fit
-from inlay.training.modes import begin
+from inlay.training.loop import Outcome, TrainingLoop, accelerator_for, check_batch
 from inlay.training.objectives import objective_for
 from inlay.training.progress import Silent, Watcher
 from inlay.training.recipe import filled
 from inlay.training.threads import use_threads
-from inlay.training.workbench import form_of, longest_input, open_config, open_host, own_head
+from inlay.training.workbench import Workbench, open_config
+
+T = TypeVar("T")
+FILES = ("data_dir", "train_file", "validation_file", "test_file")
+"""Settings that are paths of rows."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +43,31 @@ class Job:
     settings: Settings
     prepared: Prepared
     host: PreTrainedModel
-    language: Language
+    codec: Codec
     name: str | None
     """The inlay's name; None where the host alone trains."""
 
-    def split(self, name: str) -> Split:
-        return self.language.split(self.prepared.split(name))
+    def split(self, name: str) -> EncodedSplit:
+        return self.codec.encode(self.prepared.split(name))
 
 
 def get_ready(settings: Settings) -> Job:
     """Read the rows, open the host, set in what trains. Nothing is written."""
     use_threads(settings.threads)
-    method, prepared, members = _checked(settings)
+    found = _checked(settings)
     torch.manual_seed(settings.seed)
-    host, tokenizer = open_host(settings.host, prepared.task)
-    form = form_of(prepared.task, host.config)
-    head = own_head(prepared.task, form, host, settings.head_layers, settings.head_dropout)
-    name = begin(host, settings.name or _usual_name(settings.out), settings.mode, head, method=method, members=members)
-    resolved = filled(settings, kind_of(settings), text=form == "text").model_dump(include={"lr", "epochs"})
+    bench = Workbench.open(settings.host, found.prepared.task, found.config)
+    name = bench.set_up(
+        settings.name or _usual_name(settings.out),
+        settings.mode,
+        method=found.method,
+        members=found.members,
+        head=bench.head(settings.head_layers, settings.head_dropout),
+    )
+    kind = settings.method if settings.mode == "inlay" else settings.mode
+    resolved = filled(settings, kind, text=bench.form == "text").model_dump(include={"lr", "epochs"})
     settings = settings.model_copy(update=resolved | {"name": name})
-    language = Language(prepared.task, form, tokenizer, longest_input(host, tokenizer, settings.max_length))
-    return Job(settings, prepared, host, language, name)
+    return Job(settings, found.prepared, bench.host, bench.codec(settings.max_length), name)
 
 
 def _usual_name(out: Path) -> str:
@@ -69,38 +75,40 @@ def _usual_name(out: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(out).absolute().name).strip("._-")[:64] or "own"
 
 
-def _checked(settings: Settings) -> tuple[Method | None, Prepared, list[Path]]:
-    """Method, rows and members; whatever is wrong with any of them, or with the host's name, is said at once."""
+@dataclass(frozen=True)
+class _Found:
+    """What the settings name, looked up."""
+
+    method: Method | None
+    prepared: Prepared
+    members: list[Path]
+    config: PretrainedConfig
+
+
+def _checked(settings: Settings) -> _Found:
+    """Method, rows, members and the host's config; whatever is wrong with any of them is said at once."""
     problems: list[str] = []
-    found: list[Any] = []
-    for look in (
-        lambda: method_from({"kind": settings.method, **settings.options}) if settings.mode == "inlay" else None,
-        lambda: prepare(settings),
-        lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))],
-        lambda: open_config(settings.host),
-    ):
+
+    def look(up: Callable[[], T]) -> T:
         try:
-            found.append(look())
+            return up()
         except InlayError as error:
             problems.append(str(error))
+            return cast(T, None)
+
+    found = _Found(
+        look(lambda: method_from({"kind": settings.method, **settings.options}) if settings.mode == "inlay" else None),
+        look(lambda: prepare(settings)),
+        look(lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))]),
+        look(lambda: open_config(settings.host)),
+    )
     if problems:
         raise ConfigError("\n".join(problems))
-    method, prepared, members, _ = found
-    check_batch(len(prepared.train), settings)
-    return method, prepared, members
+    check_batch(len(found.prepared.train), settings)
+    return found
 
 
-def kind_of(settings: Settings) -> str:
-    """What the papers' values go by: the method, or the mode where there is no method."""
-    return settings.method if settings.mode == "inlay" else settings.mode
-
-
-def inlay_in(folder: Path) -> Path:
-    """The inlay of a run, or the inlay itself."""
-    return folder / "inlay" if (folder / "run.json").is_file() else folder
-
-
-def train(settings: Settings, *, resume: bool = False, watch: Watcher | None = None) -> Run:
+def train_run(settings: Settings, *, resume: bool = False, watch: Watcher | None = None) -> Run:
     """Train as the settings say, into `settings.out`. An interrupt saves the run and raises `Interrupted`."""
     watch = watch or Silent()
     run = Run(settings.out)
@@ -108,7 +116,7 @@ def train(settings: Settings, *, resume: bool = False, watch: Watcher | None = N
     if not accelerator.is_main_process:
         _train(get_ready(settings), run, accelerator, Silent())
         return run
-    with run.held(fresh=not resume):
+    with run.locked(fresh=not resume):
         if resume and run.record().get("status") == "finished":
             raise ConfigError(f"{run.folder} is finished. Look at it with: inlay inspect {run.folder}")
         job = get_ready(settings)
@@ -131,13 +139,13 @@ def _check_same_rows(begun: dict[str, Any], now: dict[str, Any]) -> None:
     """A checkpoint is a place among the rows that the run began with."""
     if begun and (begun["rows"], begun["task"]) != (now["rows"], now["task"]):
         then, here = (f"rows {facts['rows']}, labels {facts['task']['labels']}" for facts in (begun, now))
-        raise ConfigError(f"the files are not those that the run began with ({then}; now {here}). Train anew.")
+        raise ConfigError(f"the files are not those that the run began with ({then}; now {here}). Start a new run.")
 
 
 def _lasting(settings: Settings) -> dict[str, Any]:
     """Every setting, with paths that hold from any folder."""
     found = settings.model_dump(mode="json", exclude_none=True, exclude={"out"})
-    for name in ("data_dir", "train", "validation", "test"):
+    for name in FILES:
         if name in found:
             found[name] = str(Path(found[name]).absolute())
     found["members"] = [str(member.absolute()) for member in settings.members]
@@ -147,12 +155,11 @@ def _lasting(settings: Settings) -> dict[str, Any]:
 
 
 def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher) -> None:
-    main = accelerator.is_main_process
     if job.settings.trackers:
         accelerator.init_trackers("inlay", config={"task": job.prepared.task.name, "seed": job.settings.seed})
-    outcome = fit(
+    loop = TrainingLoop(
         job.host,
-        job.language,
+        job.codec,
         job.split("train"),
         job.split("validation"),
         job.settings,
@@ -164,26 +171,27 @@ def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher) -> None
         watch=watch,
         title=job.name or "host",
     )
+    outcome = loop.run()
     judged = job.split(job.prepared.judge)
-    answers = ask(job.host, job.language, judged, accelerator=accelerator)
-    if main:
+    answers = ask(job.host, job.codec, judged, accelerator=accelerator)
+    if accelerator.is_main_process:
         _finish(job, run, outcome, judged, answers)
     accelerator.end_training()
 
 
-def _finish(job: Job, run: Run, outcome: Outcome, judged: Split, answers: list[Answer]) -> None:
+def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers: list[Answer]) -> None:
     """Write the result; the checkpoint goes last, when nothing depends on it any more."""
-    scores = job.language.measure(judged, answers)
+    scores = job.codec.measure(judged, answers)
     if job.name is not None:
         if job.settings.mode == "fusion":
             names = inlays_of(job.host)[job.name].method.needs
             for name, member in zip(names, job.settings.members, strict=True):
-                keep_member(inlay_in(member), run.members / name)
+                run.keep_member(inlay_in(member), name)
         save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores)
     if job.settings.mode == "full":
         own = {name: tensor for name, tensor in job.host.state_dict().items() if not name.startswith("inlays.")}
         job.host.save_pretrained(run.host, state_dict=own)
-        job.language.tokenizer.save_pretrained(run.host)
+        job.codec.tokenizer.save_pretrained(run.host)
     run.note(
         judged=job.prepared.judge,
         scores=scores,
@@ -199,14 +207,6 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: Split, answers: list[A
     run.checkpoint.unlink(missing_ok=True)
 
 
-def keep_member(folder: Path, target: Path) -> None:
-    """A copy of a member, whole or not at all."""
-    with replacing(target, (MANIFEST,)) as copy:
-        for file in (MANIFEST, WEIGHTS, CARD):
-            if (folder / file).exists():
-                shutil.copyfile(folder / file, copy / file)
-
-
 def _facts(job: Job) -> dict[str, Any]:
     settings, prepared = job.settings, job.prepared
     trained = sum(p.numel() for p in job.host.parameters() if p.requires_grad)
@@ -220,7 +220,7 @@ def _facts(job: Job) -> dict[str, Any]:
         "notes": list(prepared.notes),
         "trained_parameters": trained,
         "host_parameters": summary(job.host).host_parameters,
-        "max_length": job.language.max_length,
+        "max_length": job.codec.max_length,
         "threads": torch.get_num_threads(),
         "seed": settings.seed,
         "versions": versions(),

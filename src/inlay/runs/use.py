@@ -19,10 +19,10 @@ from inlay.host.heads import Head
 from inlay.host.verbs import activate
 from inlay.runs.folder import RECORD, Run
 from inlay.runs.settings import Settings
-from inlay.training.codec import Answer, Language
+from inlay.training.codec import Answer, Codec
 from inlay.training.evaluate import ask
 from inlay.training.recipe import Recipe
-from inlay.training.workbench import form_of, longest_input, open_host
+from inlay.training.workbench import Workbench
 
 
 @dataclass(frozen=True)
@@ -30,30 +30,30 @@ class Opened:
     """A host with the trained setup active."""
 
     host: PreTrainedModel
-    language: Language
+    codec: Codec
     name: str | None
     run: Run | None
 
     def rows(self, split: str | None, file: Path | None) -> tuple[str, list[Example]]:
         """Labelled rows: of a file, or of a split of the run's own task; and what to call them."""
         if file is not None:
-            return str(file), examples(self.language.task, read_table(file))
+            return str(file), examples(self.codec.task, read_table(file))
         if self.run is None:
-            raise CheckpointError("an inlay alone does not know its rows: give --file, or the run it came from.")
+            raise CheckpointError("an inlay by itself has no rows: give --file, or the run it came from.")
         prepared = prepare(Settings(**self.run.config() | {"out": self.run.folder}))
         split = split or prepared.judge
         return split, prepared.split(split)
 
     def predict(self, table: Table) -> Iterator[dict[str, Any]]:
         """Each row with its label and probabilities."""
-        rows = examples(self.language.task, table, labelled=False)
-        answers = ask(self.host, self.language, self.language.split(rows, labelled=False))
-        read = self.language.task.columns(labelled=False)
+        rows = examples(self.codec.task, table, labelled=False)
+        answers = ask(self.host, self.codec, self.codec.encode(rows, labelled=False))
+        read = self.codec.task.columns(labelled=False)
         for row, answer in zip(table.rows, answers, strict=True):
             yield {**{column: row[column] for column in read}, **self._said(answer)}
 
     def _said(self, answer: Answer) -> dict[str, Any]:
-        task = self.language.task
+        task = self.codec.task
         if task.kind != "classification":
             said: dict[str, Any] = {"prediction": answer.prediction}
             return said | ({"probabilities": list(answer.probabilities)} if answer.probabilities else {})
@@ -75,31 +75,33 @@ def open_for_use(path: Path, host_name: str | None = None) -> Opened:
         raise CheckpointError(
             f"{path} is a fusion, which needs its members: give the run folder that `inlay fuse` wrote."
         )
-    task = _task_of(manifest)
-    host, tokenizer = open_host(host_name or manifest.host["name"], task)
-    name = load(host, path)
-    return _ready(host, tokenizer, task, name, None, Recipe().max_length)
+    bench = Workbench.open(host_name or manifest.host["name"], _task_of(manifest))
+    return _ready(bench, _loaded(bench.host, path), None, Recipe().max_length)
 
 
 def _open_run(run: Run, host_name: str | None) -> Opened:
     record = run.record()
     if record.get("status") != "finished":
         raise CheckpointError(f"{run.folder} is not finished. To go on with it: inlay train --resume {run.folder}")
-    task = Task(**record["task"])
-    host, tokenizer = open_host(str(run.host) if run.host.is_dir() else host_name or record["host"], task)
+    host_name = str(run.host) if run.host.is_dir() else host_name or record["host"]
+    bench = Workbench.open(host_name, Task(**record["task"]))
     for member in sorted(run.members.iterdir()) if run.members.is_dir() else []:
-        load(host, member, name=member.name)
-    name = load(host, run.inlay) if record["name"] else None
-    return _ready(host, tokenizer, task, name, run, record["max_length"])
+        load(bench.host, member, name=member.name)
+    name = _loaded(bench.host, run.inlay) if record["name"] else None
+    return _ready(bench, name, run, record["max_length"])
 
 
-def _ready(
-    host: PreTrainedModel, tokenizer: Any, task: Task, name: str | None, run: Run | None, longest: int
-) -> Opened:
+def _loaded(host: PreTrainedModel, folder: Path) -> str:
+    """The name of the inlay of a folder, set into the host."""
+    name = load(host, folder)
+    assert isinstance(name, str), "our own folders hold one inlay each"
+    return name
+
+
+def _ready(bench: Workbench, name: str | None, run: Run | None, max_length: int) -> Opened:
     if name is not None:
-        activate(host, name)
-    language = Language(task, form_of(task, host.config), tokenizer, longest_input(host, tokenizer, longest))
-    return Opened(host.eval(), language, name, run)
+        activate(bench.host, name)
+    return Opened(bench.host.eval(), bench.codec(max_length), name, run)
 
 
 def _task_of(manifest: Manifest) -> Task:

@@ -1,1 +1,1 @@
-"""Whole files and folders, locks, the cache folder, JSON."""
+"""Files and folders that are whole or not there, locks, the cache folder, JSON."""

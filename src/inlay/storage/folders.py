@@ -1,8 +1,8 @@
 """Folders that are replaced whole or not at all, by one writer at a time.
 
 A new folder is made beside its target, flushed to disk and then renamed. An old one steps aside for the length of one
-rename; if the process dies just then, readers find it there and the next writer puts it back. Writers hold the parent
-folder's lock alone, readers share it; it leaves no file behind and ends with the process.
+rename; if the process dies just then, readers find it there and the next writer puts it back. Writers and readers of a
+folder wait for each other; the lock leaves no file beside the folder and ends with the process.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows: without a lock
-    fcntl = None  # type: ignore[assignment]
-
 from inlay.errors import CheckpointError
+from inlay.storage.files import flush as _flush
+from inlay.storage.locks import folder_locked
 
 OURS = (".json", ".safetensors", ".md", ".bin")
 """Endings of the files that a checkpoint may hold; a folder with anything else is never replaced."""
@@ -33,7 +30,7 @@ def replacing(folder: Path, known_by: tuple[str, ...]) -> Iterator[Path]:
     """
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.parent, alone=True):
+    with folder_locked(folder, to_write=True):
         _settle(folder)
         _check_replaceable(folder, known_by)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
@@ -60,7 +57,7 @@ def reading(folder: Path) -> Iterator[Path]:
     if not folder.parent.is_dir():
         yield folder
         return
-    with _locked(folder.parent, alone=False):
+    with folder_locked(folder):
         yield _aside(folder) if not folder.exists() and _aside(folder).exists() else folder
 
 
@@ -92,23 +89,3 @@ def _settle(folder: Path) -> None:
 
 def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
-
-
-@contextmanager
-def _locked(folder: Path, alone: bool) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

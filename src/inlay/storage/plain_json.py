@@ -34,6 +34,11 @@ def as_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(value), ensure_ascii=False, indent=indent)
 
 
+def number(value: float | None) -> float:
+    """A number as `as_json` wrote it, where one that is not finite is null."""
+    return math.nan if value is None else value
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None

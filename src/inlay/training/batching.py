@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 POOL = 50
-"""Rows are sorted within pools of so many batches: enough to save padding, not so many that epochs repeat batches."""
+"""Rows are sorted within pools of this many batches: enough to save padding, few enough that epochs differ."""
 
 
 def training_batches(lengths: Tensor, batch_size: int, seed: int, epoch: int) -> list[list[int]]:

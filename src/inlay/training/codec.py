@@ -1,19 +1,39 @@
-"""A task's examples in the form in which one host reads and answers them."""
+"""A task's examples as one host reads them, and its answers as the task means them.
+
+form       answers with                        host class
+labels     a label or a number                 AutoModelForSequenceClassification
+choice     one of the row's choices            AutoModelForMultipleChoice
+text       generated text                      AutoModelForSeq2SeqLM
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from inlay.data.examples import Example
+from inlay.data.examples import Example, Target
 from inlay.data.metrics import score
 from inlay.data.task import Task
+from inlay.errors import InlayError
 from inlay.training.tokens import Features, features
-from inlay.training.workbench import Form
+
+AnswerForm = Literal["labels", "choice", "text"]
+GENERATORS = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
+"""Families that answer every task in text, as they were trained."""
+
+
+def answer_form(task: Task, config: PretrainedConfig) -> AnswerForm:
+    """How a host of this configuration answers a task."""
+    if task.kind == "text" or config.model_type in GENERATORS:
+        if not config.is_encoder_decoder:
+            raise InlayError(f"{task.name} asks for text, which needs a host such as T5, not {config.model_type}.")
+        return "text"
+    return "choice" if task.kind == "choice" else "labels"
 
 
 @dataclass(frozen=True)
@@ -26,7 +46,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Split:
+class EncodedSplit:
     """One split: examples and their tokens."""
 
     examples: Sequence[Example]
@@ -34,21 +54,23 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Language:
-    """How a task and a host talk to each other: tokens in, answers out."""
+class Codec:
+    """Between a task and a host: examples into tokens, logits or generated texts into answers."""
 
     task: Task
-    form: Form
-    tokenizer: Any
+    form: AnswerForm
+    tokenizer: PreTrainedTokenizerBase
     max_length: int
 
-    def split(self, examples: Sequence[Example], *, labelled: bool = True) -> Split:
+    def encode(self, examples: Sequence[Example], *, labelled: bool = True) -> EncodedSplit:
+        """Examples with their tokens, and with their targets where they have some."""
+        targets: list[Target] | None
         if self.form == "text":
             asked = [Example(((self._question(example), None),), None) for example in examples]
-            wanted: list[Any] | None = [self._answer(example) for example in examples] if labelled else None
-            return Split(examples, features(asked, self.tokenizer, self.max_length, wanted))
-        wanted = [example.target for example in examples] if labelled else None
-        return Split(examples, features(examples, self.tokenizer, self.max_length, wanted))
+            targets = [self._answer(example) for example in examples] if labelled else None
+            return EncodedSplit(examples, features(asked, self.tokenizer, self.max_length, targets))
+        targets = [example.target for example in examples] if labelled else None
+        return EncodedSplit(examples, features(examples, self.tokenizer, self.max_length, targets))
 
     def _question(self, example: Example) -> str:
         """The example as one text, in the manner T5 was trained with."""
@@ -74,7 +96,7 @@ class Language:
             return f"{round(float(target) * 5) / 5:.1f}"  # type: ignore[arg-type]
         return f"choice{target}" if self.task.kind == "choice" else str(target)
 
-    def understood(self, said: str) -> Answer:
+    def decode(self, said: str) -> Answer:
         """A generated text as an answer."""
         said = said.strip()
         if self.task.kind == "classification":
@@ -103,7 +125,8 @@ class Language:
             return torch.nn.functional.mse_loss(logits.flatten().float(), labels.float(), reduction="sum")
         return torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="sum")
 
-    def measure(self, split: Split, answers: Sequence[Answer]) -> dict[str, float]:
+    def measure(self, split: EncodedSplit, answers: Sequence[Answer]) -> dict[str, float]:
+        """The task's metrics of answers to a split's examples."""
         examples = split.examples
         return score(
             self.task, [e.target for e in examples], [a.prediction for a in answers], [e.group for e in examples]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inlay.compose.attention import FusionActivations, fusion_activations
+from inlay.compose.activations import FusionActivations, fusion_activations
 from inlay.training.batching import reading_batches
-from inlay.training.codec import Answer, Language, Split
+from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.tokens import Tokens
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 BATCH = 64
 NEW_TOKENS = 8
@@ -22,10 +25,10 @@ NEW_TOKENS = 8
 @torch.no_grad()
 def ask(
     host: PreTrainedModel,
-    language: Language,
-    split: Split,
+    codec: Codec,
+    split: EncodedSplit,
     *,
-    accelerator: Any = None,
+    accelerator: Accelerator | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> list[Answer]:
     """The active setup's answers, in the order of the examples. The host is left in the state it was in."""
@@ -35,13 +38,9 @@ def ask(
     found: list[tuple[int, Answer]] = []
     try:
         for rows in reading_batches(split.features.lengths, BATCH)[rank::world]:
-            batch = {name: tensor.to(host.device) for name, tensor in split.features.batch(rows).items()}
+            batch = {name: tensor.to(host.device) for name, tensor in split.features.collate(rows).items()}
             batch.pop("labels", None)
-            said = (
-                _generated(host, language, split, batch)
-                if language.form == "text"
-                else language.answers(scores(host, batch))
-            )
+            said = _generated(host, codec, split, batch) if codec.form == "text" else codec.answers(scores(host, batch))
             found += zip(rows, said, strict=True)
             if watch is not None:
                 watch(len(rows))
@@ -54,25 +53,25 @@ def ask(
     return [answer for _, answer in sorted(found, key=lambda pair: pair[0])]
 
 
-def scores(model: Any, batch: dict[str, Tensor]) -> Tensor:
+def scores(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Logits; a choice that a row does not have gets the lowest number."""
     there = batch.pop("there", None)
     logits: Tensor = model(**batch).logits
     return logits if there is None else logits.masked_fill(~there, torch.finfo(logits.dtype).min)
 
 
-def _generated(host: PreTrainedModel, language: Language, split: Split, batch: dict[str, Tensor]) -> list[Answer]:
+def _generated(host: PreTrainedModel, codec: Codec, split: EncodedSplit, batch: dict[str, Tensor]) -> list[Answer]:
     wanted = split.features.targets
     room = int(wanted.lengths.max()) if isinstance(wanted, Tokens) else 64
     made = host.generate(**batch, max_new_tokens=room + NEW_TOKENS, do_sample=False, num_beams=1)  # type: ignore[operator]
-    return [language.understood(text) for text in language.tokenizer.batch_decode(made, skip_special_tokens=True)]
+    return [codec.decode(text) for text in codec.tokenizer.batch_decode(made, skip_special_tokens=True)]
 
 
-def attention_on(host: PreTrainedModel, fusion: str, split: Split) -> FusionActivations:
+def attention_on(host: PreTrainedModel, fusion: str, split: EncodedSplit) -> FusionActivations:
     """Mean attention per place and member over the rows' real tokens."""
     batches = []
     for rows in reading_batches(split.features.lengths, BATCH):
-        batch = split.features.batch(rows)
+        batch = split.features.collate(rows)
         batch.pop("there", None)
         batches.append({name: tensor.to(host.device) for name, tensor in batch.items()})
     return fusion_activations(host, fusion, batches)

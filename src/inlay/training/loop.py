@@ -14,9 +14,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -27,15 +26,16 @@ from transformers import PreTrainedModel
 
 from inlay.errors import ConfigError
 from inlay.training.batching import padding_share, portion, training_batches
-from inlay.training.codec import Language, Split
+from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import ask
 from inlay.training.interrupt import Interrupted, Interrupts
-from inlay.training.objectives import Objective, plain_loss
+from inlay.training.objectives import Objective, Portion, plain_loss
 from inlay.training.progress import Silent, Watcher
 from inlay.training.recipe import Recipe
-from inlay.training.state import Learned, Position, load_state, random_state, save_state, set_random_state
+from inlay.training.state import Learned, Position, load_state, random_state, save_state
 
-Log = Callable[[dict[str, Any]], None]
+Entry = dict[str, float]
+"""What is logged of one evaluation: step, epoch, loss, lr and validation_<metric>."""
 
 
 @dataclass
@@ -50,8 +50,200 @@ class Outcome:
     examples_per_second: float
     padding: float
     """Share of all training positions that was padding, in the first epoch."""
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[Entry] = field(default_factory=list)
     """One entry per evaluation."""
+
+
+@dataclass(eq=False, repr=False)
+class TrainingLoop:
+    """Trains whatever requires gradients; after `run` the host holds the state that was best on the validation rows."""
+
+    host: PreTrainedModel
+    codec: Codec
+    train: EncodedSplit
+    validation: EncodedSplit
+    recipe: Recipe
+    _: KW_ONLY
+    objective: Objective = plain_loss
+    """The loss of a step's portion."""
+    accelerator: Accelerator = None
+    """Without it, one that fits the recipe."""
+    checkpoint: Path | None = None
+    """The run is saved there as it goes, and goes on from there if the file exists."""
+    log: Callable[[Entry], None] | None = None
+    """Is given one entry per evaluation."""
+    rewind: Callable[[int], None] | None = None
+    """Is told the step that training goes on from, before the first one."""
+    watch: Watcher = field(default_factory=Silent)
+    title: str = "train"
+
+    def __post_init__(self) -> None:
+        recipe = self.recipe
+        if recipe.lr is None or recipe.epochs is None:
+            raise ConfigError(
+                "this recipe is not complete: lr and epochs are open. Use inlay.training.recipe.filled(recipe, kind)."
+            )
+        check_batch(len(self.train.features), recipe)
+        self.accelerator = self.accelerator or accelerator_for(recipe)
+        self.lengths = self.train.features.lengths
+        self.steps_per_epoch = math.ceil(len(self.train.features) / recipe.batch_size)
+        whole = recipe.epochs * self.steps_per_epoch
+        self.total_steps = min(recipe.max_steps or whole, whole)
+        self.learned = Learned(self.host)
+        if not self.learned.now:
+            raise ConfigError(
+                "nothing to train: no parameter of the host requires a gradient. Call inlay.train(host, name) first."
+            )
+        self.model, self.optimizer = self.accelerator.prepare(self.host, _adamw(self.learned.now, recipe))
+        self.position = Position()
+        self.history: list[Entry] = []
+        self.seen_rows = 0
+
+    def run(self) -> Outcome:
+        self._resume()
+        began = time.monotonic()
+        self.watch.start(self.title, self.position.step, self.total_steps)
+        try:
+            with Interrupts(alone=self.accelerator.num_processes == 1) as interrupts:
+                for rows in self._batches():
+                    self._train_step(rows)
+                    self._evaluate_and_save_if_due()
+                    self._leave_if_asked(interrupts)
+            if self.position.loss_steps or not self.learned.best:  # max_steps may end between two evaluations
+                self._evaluate()
+        finally:
+            self.watch.stop()
+        self.learned.restore()
+        self.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        return self._outcome(time.monotonic() - began)
+
+    def _resume(self) -> None:
+        """The first step of a new run, or where the checkpoint left off."""
+        process = self.accelerator.process_index
+        torch.manual_seed(self.recipe.seed + 1_000 * process)
+        if self.checkpoint is not None and self.checkpoint.exists():
+            self.position = load_state(self.checkpoint, self.learned, self.optimizer.optimizer, process)
+        if self.rewind is not None and self.accelerator.is_main_process:
+            self.rewind(self.position.step)
+
+    def _batches(self) -> Iterator[list[int]]:
+        """The batches still to come. The position moves on before a batch is handed out: a save after it is right."""
+        at = self.position
+        while at.step < self.total_steps and not at.stopped:
+            batches = self._batches_of(at.epoch)
+            for rows in batches[at.batch :]:
+                at.step, at.batch = at.step + 1, at.batch + 1
+                if at.batch == len(batches):
+                    at.epoch, at.batch = at.epoch + 1, 0
+                yield rows
+                if at.step >= self.total_steps or at.stopped:
+                    return
+
+    def _batches_of(self, epoch: int) -> list[list[int]]:
+        return training_batches(self.lengths, self.recipe.batch_size, self.recipe.seed, epoch)
+
+    def _train_step(self, rows: list[int]) -> None:
+        """One step of the optimizer over the rows of one batch."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr()
+        portions = self._portions(rows)
+        step_loss = 0.0
+        for i, (mine, row_weight) in enumerate(portions):
+            last = i == len(portions) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.model):
+                batch = {name: t.to(self.accelerator.device) for name, t in self.train.features.collate(mine).items()}
+                loss = self.objective(self.model, self.host, self.codec, Portion(batch, row_weight, 1 / len(portions)))
+                self.accelerator.backward(loss)
+            step_loss += float(loss.detach())
+        if self.recipe.clip:
+            self.accelerator.clip_grad_norm_(self.learned.now.values(), self.recipe.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.seen_rows += len(rows)
+        self.position.loss_sum += step_loss
+        self.position.loss_steps += 1
+        self.watch.step(self.position.step, step_loss, self._best_so_far())
+
+    def _portions(self, rows: list[int]) -> list[tuple[list[int], float]]:
+        """This process's rows of a batch in `accumulate` portions, each with what one of its rows counts."""
+        world = self.accelerator.num_processes
+        mine = portion(rows, self.accelerator.process_index, world)
+        if not mine:
+            return [(rows[:1], 0.0)]  # fewer rows than processes: take part, and count for nothing
+        weight = world / self.train.features.weights(rows)  # the processes' gradients are averaged
+        parts = [portion(mine, i, self.recipe.accumulate) for i in range(self.recipe.accumulate)]
+        return [(part, weight) for part in parts if part]
+
+    def _lr(self) -> float:
+        return rate_at(self.position.step - 1, self.total_steps, self.recipe)
+
+    def _best_so_far(self) -> str:
+        best = self.position.best
+        return f"{self.codec.task.main} {best:.3f}" if best is not None and math.isfinite(best) else ""
+
+    def _evaluate_and_save_if_due(self) -> None:
+        if self.position.step % (self.recipe.eval_every or self.steps_per_epoch) == 0:
+            self._evaluate()
+            self._save()
+        elif self.position.step % self.recipe.save_every == 0:
+            self._save()
+
+    def _evaluate(self) -> None:
+        """Measure, log, keep the best state, and stop early where patience has run out."""
+        at, scores = self.position, self.codec.measure(self.validation, self._answers())
+        loss = torch.tensor(at.loss_sum / at.loss_steps if at.loss_steps else math.nan, device=self.accelerator.device)
+        at.loss_sum, at.loss_steps = 0.0, 0
+        self._log(
+            {
+                "step": at.step,
+                "epoch": at.step / self.steps_per_epoch,
+                "loss": float(self.accelerator.reduce(loss, "mean")),
+                "lr": self._lr(),
+                **{f"validation_{name}": value for name, value in scores.items()},
+            }
+        )
+        main = scores[self.codec.task.main]
+        if at.best is None or main > at.best:
+            at.best, at.waited = (main if math.isfinite(main) else -math.inf), 0
+            at.best_step, at.best_scores = at.step, scores
+            self.learned.keep()
+        else:
+            at.waited += 1
+        at.stopped = bool(self.recipe.patience) and at.waited >= self.recipe.patience
+
+    def _answers(self) -> list[Answer]:
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with torch.random.fork_rng(devices):  # asking leaves no trace in the random numbers of training
+            return ask(self.host, self.codec, self.validation, accelerator=self.accelerator)
+
+    def _log(self, entry: Entry) -> None:
+        self.history.append(entry)
+        if self.log is not None and self.accelerator.is_main_process:
+            self.log(entry)
+        if self.accelerator.trackers:
+            values = {name: value for name, value in entry.items() if name != "step"}
+            self.accelerator.log(values, step=self.position.step)
+
+    def _save(self) -> None:
+        if self.checkpoint is None:
+            return
+        states = gather_object([random_state()]) if self.accelerator.num_processes > 1 else [random_state()]
+        if self.accelerator.is_main_process:
+            save_state(self.checkpoint, self.position, self.learned, self.optimizer.optimizer, states)
+
+    def _leave_if_asked(self, interrupts: Interrupts) -> None:
+        number = interrupts.seen or 0
+        if self.accelerator.num_processes > 1:  # all processes leave at the same step
+            number = max(gather_object([number]))
+        if number:
+            self._save()
+            raise Interrupted(number)
+
+    def _outcome(self, seconds: float) -> Outcome:
+        at = self.position
+        padding = padding_share(self.lengths, self._batches_of(epoch=0))
+        speed = self.seen_rows / max(seconds, 1e-9)
+        return Outcome(at.best_scores, at.best_step, at.step, seconds, speed, padding, self.history)
 
 
 def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path | None = None) -> Accelerator:
@@ -69,211 +261,6 @@ def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path
     )
 
 
-def fit(
-    host: PreTrainedModel,
-    language: Language,
-    train: Split,
-    validation: Split,
-    recipe: Recipe,
-    *,
-    objective: Objective = plain_loss,
-    accelerator: Accelerator | None = None,
-    checkpoint: Path | None = None,
-    log: Log | None = None,
-    rewind: Callable[[int], None] | None = None,
-    watch: Watcher | None = None,
-    title: str = "train",
-) -> Outcome:
-    """Train whatever requires gradients; at the end the host holds the state that was best on the validation rows.
-
-    checkpoint: the run is saved there as it goes, and goes on from there if the file exists.
-    log:        is given one entry per evaluation.
-    rewind:     is told the step that training goes on from, before the first one.
-    """
-    loop = _Loop(
-        host, language, train, validation, recipe, objective, accelerator, checkpoint, log, watch or Silent(), title
-    )
-    loop.start()
-    if rewind is not None and loop.accelerator.is_main_process:
-        rewind(loop.position.step)
-    return loop.run()
-
-
-class _Loop:
-    def __init__(
-        self,
-        host: PreTrainedModel,
-        language: Language,
-        train: Split,
-        validation: Split,
-        recipe: Recipe,
-        objective: Objective,
-        accelerator: Accelerator | None,
-        checkpoint: Path | None,
-        log: Log | None,
-        watch: Watcher,
-        title: str,
-    ) -> None:
-        if recipe.lr is None or recipe.epochs is None:
-            raise ConfigError(
-                "this recipe is not complete: lr and epochs are open. Use inlay.training.recipe.filled(recipe, kind)."
-            )
-        check_batch(len(train.features), recipe)
-        self.accelerator = accelerator or accelerator_for(recipe)
-        self.host, self.language, self.train, self.validation = host, language, train, validation
-        self.recipe, self.objective, self.checkpoint, self.watch, self.title = (
-            recipe,
-            objective,
-            checkpoint,
-            watch,
-            title,
-        )
-        self.log = log if log is not None and self.accelerator.is_main_process else lambda entry: None
-        self.lengths = train.features.lengths
-        self.per_epoch = math.ceil(len(train.features) / recipe.batch_size)
-        self.total = min(recipe.max_steps or math.inf, recipe.epochs * self.per_epoch)
-        self.learned = Learned(host)
-        if not self.learned.now:
-            raise ConfigError(
-                "nothing to train: no parameter of the host requires a gradient. Call inlay.train(host, name) first."
-            )
-        self.model, self.optimizer = self.accelerator.prepare(host, _adamw(self.learned.now, recipe))
-        self.position = Position()
-        self.history: list[dict[str, Any]] = []
-        self.seen_rows = 0
-
-    def start(self) -> None:
-        """The first step of a new run, or where the checkpoint left off."""
-        torch.manual_seed(self.recipe.seed + 1_000 * self.accelerator.process_index)
-        if self.checkpoint is not None and self.checkpoint.exists():
-            self.position = load_state(
-                self.checkpoint, self.learned, self.optimizer.optimizer, self.accelerator.process_index
-            )
-
-    def run(self) -> Outcome:
-        began = time.monotonic()
-        self.watch.start(self.title, self.position.step, int(self.total))
-        try:
-            with Interrupts(alone=self.accelerator.num_processes == 1) as interrupts:
-                for rows in self._batches():
-                    self._step(rows)
-                    self._leave_if_asked(interrupts)
-            if self.position.loss_steps or not self.learned.best:  # max_steps may end between two evaluations
-                self._evaluate()
-        finally:
-            self.watch.stop()
-        self.learned.restore()
-        self.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
-        seconds = time.monotonic() - began
-        padding = padding_share(
-            self.lengths, training_batches(self.lengths, self.recipe.batch_size, self.recipe.seed, 0)
-        )
-        return Outcome(
-            self.position.best_scores,
-            self.position.best_step,
-            self.position.step,
-            seconds,
-            self.seen_rows / max(seconds, 1e-9),
-            padding,
-            self.history,
-        )
-
-    def _batches(self) -> Iterator[list[int]]:
-        """The batches still to come. The position moves on before a batch is handed out: a save after it is right."""
-        at = self.position
-        while at.step < self.total and not at.stopped:
-            batches = training_batches(self.lengths, self.recipe.batch_size, self.recipe.seed, at.epoch)
-            for rows in batches[at.batch :]:
-                at.step, at.batch = at.step + 1, at.batch + 1
-                if at.batch == len(batches):
-                    at.epoch, at.batch = at.epoch + 1, 0
-                yield rows
-                if at.step >= self.total or at.stopped:
-                    return
-
-    def _step(self, rows: list[int]) -> None:
-        recipe, world = self.recipe, self.accelerator.num_processes
-        mine = portion(rows, self.accelerator.process_index, world)
-        weight = world / self.train.features.weights(rows)  # the processes' gradients are averaged
-        parts = [part for i in range(recipe.accumulate) if (part := portion(mine, i, recipe.accumulate))] or [rows[:1]]
-        if not mine:
-            weight = 0.0  # fewer rows than processes: take part, and count for nothing
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate_at(self.position.step - 1, int(self.total), recipe)
-        summed = 0.0
-        for i, part in enumerate(parts):
-            last = i == len(parts) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
-                batch = {
-                    name: tensor.to(self.accelerator.device) for name, tensor in self.train.features.batch(part).items()
-                }
-                loss = self.objective(self.model, self.host, self.language, batch, weight, 1 / len(parts))
-                self.accelerator.backward(loss)
-            summed += float(loss.detach())
-        if recipe.clip:
-            self.accelerator.clip_grad_norm_(self.learned.now.values(), recipe.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.seen_rows += len(rows)
-        self.position.loss_sum += summed
-        self.position.loss_steps += 1
-        best = self.position.best
-        known = best is not None and math.isfinite(best)
-        self.watch.step(self.position.step, summed, f"{self.language.task.main} {best:.3f}" if known else "")
-        every = recipe.eval_every or self.per_epoch
-        if self.position.step % every == 0:
-            self._evaluate()
-            self._save()
-        elif self.position.step % recipe.save_every == 0:
-            self._save()
-
-    def _evaluate(self) -> None:
-        at = self.position
-        scores = self.language.measure(self.validation, self._answers())
-        loss = torch.tensor(at.loss_sum / at.loss_steps if at.loss_steps else math.nan, device=self.accelerator.device)
-        entry = {
-            "step": at.step,
-            "epoch": at.step / self.per_epoch,
-            "loss": float(self.accelerator.reduce(loss, "mean")),
-            "lr": rate_at(at.step - 1, int(self.total), self.recipe),
-            **{f"validation_{name}": value for name, value in scores.items()},
-        }
-        at.loss_sum, at.loss_steps = 0.0, 0
-        self.history.append(entry)
-        self.log(entry)
-        if self.accelerator.trackers:
-            self.accelerator.log({name: value for name, value in entry.items() if name != "step"}, step=at.step)
-        main = scores[self.language.task.main]
-        if at.best is None or main > at.best:
-            at.best, at.waited = (main if math.isfinite(main) else -math.inf), 0
-            at.best_step, at.best_scores = at.step, scores
-            self.learned.keep()
-        else:
-            at.waited += 1
-        at.stopped = bool(self.recipe.patience) and at.waited >= self.recipe.patience
-
-    def _answers(self) -> list[Any]:
-        before = random_state()  # asking leaves no trace in the random numbers of training
-        answers = ask(self.host, self.language, self.validation, accelerator=self.accelerator)
-        set_random_state(before)
-        return answers
-
-    def _save(self) -> None:
-        if self.checkpoint is None:
-            return
-        states = gather_object([random_state()]) if self.accelerator.num_processes > 1 else [random_state()]
-        if self.accelerator.is_main_process:
-            save_state(self.checkpoint, self.position, self.learned, self.optimizer.optimizer, states)
-
-    def _leave_if_asked(self, interrupts: Interrupts) -> None:
-        number = interrupts.seen or 0
-        if self.accelerator.num_processes > 1:  # all processes leave at the same step
-            number = max(gather_object([number]))
-        if number:
-            self._save()
-            raise Interrupted(number)
-
-
 def check_batch(rows: int, recipe: Recipe) -> None:
     if rows < recipe.batch_size:
         raise ConfigError(
@@ -282,7 +269,7 @@ def check_batch(rows: int, recipe: Recipe) -> None:
 
 
 def rate_at(step: int, total: int, recipe: Recipe) -> float:
-    """Learning rate of a step, counted from 0: a linear rise, then linear decay to zero."""
+    """The schedule: the learning rate of a step, counted from 0. It rises linearly, then falls linearly to zero."""
     assert recipe.lr is not None
     rise = round(recipe.warmup * total)
     if step < rise:

@@ -2,47 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from inlay.compose.consistency import mixture_loss
 from inlay.compose.fuse import penalty
-from inlay.compose.mix import mixture_loss
 from inlay.host.verbs import inlays_of
-from inlay.training.codec import Language
+from inlay.training.codec import Codec
 from inlay.training.evaluate import scores
 from inlay.training.tokens import IGNORED
 
-Objective = Callable[[Any, PreTrainedModel, Language, dict[str, Tensor], float, float], Tensor]
-"""(model, host, language, batch, weight of a row, share of the step) → loss of the portion."""
+
+@dataclass(frozen=True)
+class Portion:
+    """Some of a step's rows, run at once."""
+
+    batch: dict[str, Tensor]
+    """Their inputs and labels."""
+    row_weight: float
+    """What the loss of one row, or of one target token, counts in the step's mean."""
+    step_share: float
+    """What this portion bears of anything that a step adds once, such as a penalty."""
 
 
-def plain_loss(
-    model: Any, host: PreTrainedModel, language: Language, batch: dict[str, Tensor], weight: float, share: float
-) -> Tensor:
+class Objective(Protocol):
+    """The loss of a portion. `model` is what runs: the host itself, or the host as accelerate wraps it."""
+
+    def __call__(self, model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion) -> Tensor: ...
+
+
+def plain_loss(model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion) -> Tensor:
     """The task's loss and the active setup's regulariser, which is 0 where there is none."""
-    labels = batch["labels"]
-    if language.form != "text":  # the decoder's inputs are made from the labels
-        batch = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    return language.loss(scores(model, batch), labels) * weight + penalty(host) * share
+    batch, labels = dict(portion.batch), portion.batch["labels"]
+    if codec.form != "text":  # the decoder's inputs are made from the labels
+        del batch["labels"]
+    return codec.loss(scores(model, batch), labels) * portion.row_weight + penalty(host) * portion.step_share
 
 
-def consistent_loss(
-    model: Any, host: PreTrainedModel, language: Language, batch: dict[str, Tensor], weight: float, share: float
-) -> Tensor:
+def consistent_loss(model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion) -> Tensor:
     """AdaMix: the task's loss of one draw, and how far another draw is from it."""
+    batch = dict(portion.batch)
     there = batch.pop("there", None)
-    counted = int((batch["labels"] != IGNORED).sum()) if language.form == "text" else len(batch["labels"])
+    counted = int((batch["labels"] != IGNORED).sum()) if codec.form == "text" else len(batch["labels"])
 
     def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
         if there is not None:
             logits = logits.masked_fill(~there, torch.finfo(logits.dtype).min)
-        return language.loss(logits, labels) * weight
+        return codec.loss(logits, labels) * portion.row_weight
 
-    return mixture_loss(model, batch, task_loss, weight=counted * weight).loss
+    return mixture_loss(model, batch, task_loss, weight=counted * portion.row_weight).loss
 
 
 def objective_for(host: PreTrainedModel, name: str | None) -> Objective:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 
 class Watcher(Protocol):
@@ -59,34 +63,41 @@ class Lines:
 class Bar:
     """A progress bar with the loss, the metric and the time left."""
 
-    def __init__(self, console: Any) -> None:
+    def __init__(self, console: Console) -> None:
         self.console = console
-        self.bar: Any = None
+        self.bars: Progress | None = None
 
     def start(self, title: str, done: int, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[score]}"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-        )
-        self.task = self.bar.add_task(title, total=total, completed=done, loss=float("nan"), score="")
-        self.bar.start()
+        self.bars = progress_bars(self.console)
+        self.task = self.bars.add_task(title, total=total, completed=done, note="")
+        self.bars.start()
 
     def step(self, done: int, loss: float, score: str) -> None:
-        self.bar.update(self.task, completed=done, loss=loss, score=score)
+        assert self.bars is not None
+        self.bars.update(self.task, completed=done, note=f"loss {loss:.3f}  {score}")
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False)
 
     def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        if self.bars is not None:
+            self.bars.stop()
+
+
+def progress_bars(console: Console) -> Progress:
+    """Bars that vanish when they are done; each task has a `note` that stands beside its bar."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = ("{task.description:<12}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}")
+    shown = [TextColumn(column) if isinstance(column, str) else column for column in columns]
+    return Progress(*shown, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
 
 
 def clock(seconds: float) -> str:

@@ -1,69 +1,73 @@
-"""How to train: the settings of the loop, and the papers' values for each method."""
+"""How to train: the settings of the loop. What is left open comes from the method's paper."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field
 
 from inlay.config import Config
+from inlay.errors import ConfigError, nearest
 
 Mode = Literal["inlay", "head", "full", "fusion"]
 
 
 class Recipe(Config):
-    """Settings of the loop. What is left open comes from the method's paper; see `filled`."""
+    """Settings of the loop; `filled` closes what is left open."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     lr: float | None = Field(default=None, gt=0)
-    """Peak learning rate; without it the one of the method's paper."""
+    """Peak learning rate; by default the one of the method's paper."""
     epochs: int | None = Field(default=None, ge=1)
-    """Most passes over the training rows; without it 30, for a fusion 10."""
+    """Passes over the training rows, at most; by default 30, and 10 for a fusion."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Stop after so many steps, whatever `epochs` says."""
+    """Stop after this many steps, whatever `epochs` says."""
     batch_size: int = Field(default=32, ge=1)
     """Rows per optimiser step, over all processes."""
     accumulate: int = Field(default=1, ge=1)
-    """In how many portions a step's rows are run, to save memory; the result is the same."""
+    """Run the rows of a step in this many portions, to save memory; the result is the same."""
     warmup: float = Field(default=0.06, ge=0, lt=1)
-    """Share of the steps over which the learning rate rises."""
+    """The share of all steps during which the learning rate rises."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """AdamW's weight decay; none for biases and norms."""
+    """AdamW's weight decay; biases and norms have none."""
     clip: float = Field(default=1.0, ge=0)
-    """Longest gradient; 0 does not clip."""
+    """Gradients are scaled down to at most this norm; 0 does not clip."""
     patience: int = Field(default=3, ge=0)
-    """Evaluations without a better main metric before stopping; 0 never stops early."""
+    """Stop after this many evaluations without a better main metric; 0 never stops early."""
     eval_every: int | None = Field(default=None, ge=1)
-    """Steps between evaluations; without it once per epoch."""
+    """Steps between evaluations; by default one evaluation per epoch."""
     save_every: int = Field(default=200, ge=1)
-    """Steps between checkpoints; one is also written at each evaluation."""
+    """Steps between checkpoints; each evaluation writes one, too."""
     max_length: int = Field(default=256, ge=2)
-    """Longest input in tokens; longer ones are cut."""
+    """Inputs are cut after this many tokens."""
     precision: Literal["no", "bf16", "fp16"] = "no"
-    """Mixed precision, where the device has it."""
+    """Mixed precision, if the device has it."""
     seed: int = Field(default=0, ge=0)
-    """Everything that is left to chance follows from it."""
+    """The seed of everything that is left to chance."""
 
 
-RATES: dict[str, float] = {
-    "houlsby": 1e-4, "pfeiffer": 1e-4, "parallel": 1e-4, "bapna": 1e-4,
-    "phm": 3e-3, "compacter": 3e-3, "compacter++": 3e-3, "lowrank": 3e-3,
-    "bitfit": 3e-4, "mixture": 4e-4, "lora": 2e-4,
-    "fusion": 5e-5, "head": 1e-3, "full": 2e-5,
-}  # fmt: skip
-"""Learning rates on encoders: AdapterFusion, AdaMix; full and head as usual for BERT."""
-TEXT_RATES = RATES | {"houlsby": 3e-4, "pfeiffer": 3e-4, "parallel": 3e-4, "bapna": 3e-4, "full": 3e-4}
-"""Learning rates on sequence-to-sequence hosts: Compacter."""
-USUAL_RATE = 1e-4
+MODE_RATES: dict[str, tuple[float, float]] = {"head": (1e-3, 1e-3), "full": (2e-5, 3e-4)}
+"""Learning rates of the modes without a method: on encoders, as usual for BERT, and on hosts that answer in text."""
+MODE_EPOCHS = 30
 
 
 def filled(recipe: Recipe, kind: str, *, text: bool = False) -> Recipe:
-    """A recipe with nothing left open, for a method's kind or the mode 'head', 'full' or 'fusion'."""
-    rates = TEXT_RATES if text else RATES
-    open_ones: dict[str, Any] = {}
-    if recipe.lr is None:
-        open_ones["lr"] = rates.get(kind, USUAL_RATE)
-    if recipe.epochs is None:
-        open_ones["epochs"] = 10 if kind == "fusion" else 30
-    return recipe.model_copy(update=open_ones)
+    """A recipe with nothing left open, for a method's kind or for the mode 'head' or 'full'.
+
+    text: whether the host answers in text. A method says itself what its paper used.
+    """
+    lr, epochs = _usual(kind, text)
+    return recipe.model_copy(update={"lr": recipe.lr or lr, "epochs": recipe.epochs or epochs})
+
+
+def _usual(kind: str, text: bool) -> tuple[float, int]:
+    """Learning rate and epochs."""
+    if kind in MODE_RATES:
+        return MODE_RATES[kind][text], MODE_EPOCHS
+    from inlay.methods import METHODS  # here, because it imports torch, which flags and settings do without
+
+    if kind not in METHODS:
+        raise ConfigError(f"unknown method {kind!r}.{nearest(kind, METHODS)}")
+    method = METHODS[kind]
+    return method.text_rate if text and method.text_rate is not None else method.rate, method.epochs

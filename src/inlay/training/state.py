@@ -7,9 +7,9 @@ checkpoint.safetensors   now.<parameter>, best.<parameter>, optimizer.<parameter
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -60,7 +60,7 @@ def save_state(
     """Write the whole state of a run."""
     tensors = {f"now.{name}": parameter.detach() for name, parameter in learned.now.items()}
     tensors |= {f"best.{name}": tensor for name, tensor in learned.best.items()}
-    names = {parameter: name for name, parameter in learned.now.items()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in learned.now.items()}
     for parameter, entries in optimizer.state.items():
         tensors |= {f"optimizer.{names[parameter]}.{key}": value for key, value in entries.items()}
     for process, states in enumerate(rng):
@@ -76,11 +76,11 @@ def load_state(path: Path, learned: Learned, optimizer: torch.optim.Optimizer, p
             position = Position(**json.loads(file.metadata()["position"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint: {error}") from None
+        raise CheckpointError(f"{path} is not a complete checkpoint: {error}") from None
     now = _under("now.", tensors)
     if now.keys() != learned.now.keys():
         odd = sorted(now.keys() ^ learned.now.keys())
-        raise CheckpointError(f"{path} is of another setup: it and this run differ in {', '.join(odd[:4])}.")
+        raise CheckpointError(f"{path} belongs to another setup: it and this run differ in {', '.join(odd[:4])}.")
     _pour(learned.now, now)
     learned.best = _under("best.", tensors)
     optimizer_state = _under("optimizer.", tensors)
@@ -111,7 +111,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _pour(into: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _pour(into: Mapping[str, Tensor], tensors: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             into[name].copy_(tensor)

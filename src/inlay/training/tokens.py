@@ -11,14 +11,15 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from inlay.data.examples import Example
+from inlay.data.examples import Example, Target
 from inlay.storage.cache import cache_folder
 from inlay.storage.files import write_whole
 
@@ -81,7 +82,7 @@ class Features:
     def several(self) -> bool:
         return len(self.inputs.starts) != len(self.owns)
 
-    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
+    def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Inputs of some examples, padded to the longest of them, with `labels` where they are known."""
         index = torch.tensor(rows)
         if self.several:
@@ -108,21 +109,28 @@ class Features:
         return len(rows)
 
 
-def features(examples: Sequence[Example], tokenizer: Any, max_length: int, targets: Sequence[Any] | None) -> Features:
+def features(
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    targets: Sequence[Target] | None,
+) -> Features:
     """Tokenise examples; `targets` are numbers, or texts for a sequence-to-sequence host."""
     pairs = [text for example in examples for text in example.texts]
     owns = torch.tensor([0, *(len(example.texts) for example in examples)]).cumsum(0)
     inputs, cached = _tokens(tokenizer, [a for a, _ in pairs], [b for _, b in pairs], max_length)
     wanted: Tensor | Tokens | None = None
     if targets is not None and targets and isinstance(targets[0], str):
-        wanted, _ = _tokens(tokenizer, list(targets), [None] * len(targets), max_length)
+        wanted, _ = _tokens(tokenizer, cast(list[str], list(targets)), [None] * len(targets), max_length)
     elif targets is not None:
         wanted = torch.tensor(targets)
     pads = {"input_ids": tokenizer.pad_token_id, "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0)}
     return Features(inputs, owns, wanted, pads, tokenizer.padding_side == "left", cached)
 
 
-def _tokens(tokenizer: Any, texts: list[str], pairs: list[str | None], max_length: int) -> tuple[Tokens, bool]:
+def _tokens(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], pairs: list[str | None], max_length: int
+) -> tuple[Tokens, bool]:
     """Tokens from the cache, or made and put there."""
     file = cache_folder() / "tokens" / f"{_key(tokenizer, texts, pairs, max_length)}.safetensors"
     try:
@@ -139,7 +147,7 @@ def _tokens(tokenizer: Any, texts: list[str], pairs: list[str | None], max_lengt
     return Tokens(columns, starts), False
 
 
-def _key(tokenizer: Any, texts: list[str], pairs: list[str | None], max_length: int) -> str:
+def _key(tokenizer: PreTrainedTokenizerBase, texts: list[str], pairs: list[str | None], max_length: int) -> str:
     digest = hashlib.sha256(f"{type(tokenizer).__name__} {max_length} {tokenizer.padding_side}".encode())
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest.update((backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))).encode())

@@ -43,6 +43,8 @@ MORE = ("electra", "xlm-roberta", "distilbert", "bart", "llama", "mistral", "mt5
 PEFT = (*HUB, "llama")
 PEFT_MORE = ("mt5", "t5-gated", "opt", "gpt_neox", "phi", "gemma2", "gemma3", "modernbert")
 COPY = Head(labels=("yes", "no", "unclear"))
+GOLDEN_HOSTS = {name: name for name in (*HUB, "llama", "bert-generation")} | {"phi-lm": "phi"}
+"""Hosts of the golden files; those with an output layer for words have another name than the classifiers."""
 
 
 def _first(layers: int) -> Head:
@@ -71,6 +73,7 @@ CASES: dict[str, Case] = {
     "head_first2": Case(lambda: inlay.LoRA(rank=2), "adapterhub", ("bert",), head=_first(2)),
     "head_last": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("gpt2",), head=Head(labels=3, pooling="last", layers=2)),
     "fusion": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", HUB, members=3),
+    "fusion_of_one": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("bert",), members=1),
     "fusion_static": Case(lambda: inlay.Houlsby(size=4), "adapterhub", HUB, members=2, fusion={"value": False, "query": "output"}),
     "fusion_left_out": Case(lambda: inlay.Pfeiffer(size=4, leave_out=(0,)), "adapterhub", ("bert",), members=2),
     "adamix": Case(lambda: inlay.Mixture(inlay.Pfeiffer(size=4)), "adapterhub", ("bert",), merged=True),
@@ -83,16 +86,17 @@ CASES: dict[str, Case] = {
     "peft_ranks": Case(lambda: inlay.LoRA(rank=3, ranks={"encoder.1.q": 2}, alphas={"encoder.0.v": 5.0}), "peft", ("bert",)),
     "peft_parts": Case(lambda: inlay.LoRA(rank=4, alpha=2, ranks={"decoder.1.q": 2}, alphas={"decoder.0.v": 5.0}), "peft", ("gpt2",)),
     "peft_bias": Case(lambda: inlay.LoRA(rank=3, bias="targets"), "peft", ("bert", "roberta", "gpt2")),
-    "peft_bias_all": Case(lambda: inlay.LoRA(rank=3, bias="all"), "peft", ("bert", "roberta", "gpt2")),
-    "peft_head": Case(lambda: inlay.LoRA(rank=3), "peft", ("bert", "roberta", "gpt2", "llama"), head=COPY),
+    "peft_bias_all": Case(lambda: inlay.LoRA(rank=3, bias="all"), "peft", ("bert", "roberta", "gpt2", "bert-generation")),
+    "peft_lm_head": Case(lambda: inlay.LoRA(rank=3, targets=("q", "linear.lm_head")), "peft", ("phi-lm",)),
+    "peft_head": Case(lambda: inlay.LoRA(rank=3), "peft", ("bert", "roberta", "gpt2", "llama", "distilbert"), head=COPY),
     "peft_adamix": Case(lambda: inlay.Mixture(inlay.LoRA(rank=4, alpha=32)), "peft", PEFT, merged=True),
 }  # fmt: skip
 ALL = [(name, family) for name, case in CASES.items() for family in case.families]
 
 
 def host_and_inputs(family: str) -> tuple[Host, dict[str, Tensor]]:
-    if family in (*HUB, "llama"):
-        return host_of(family), inputs_of(family)
+    if family in GOLDEN_HOSTS:
+        return host_of(GOLDEN_HOSTS[family]), inputs_of(GOLDEN_HOSTS[family])
     if family == "mt5":
         config = hf.MT5Config(**hosts.T5)
         return hosts.shaken(hf.MT5ForConditionalGeneration(config)), inputs_of("t5")
@@ -125,8 +129,8 @@ def prepare(name: str, family: str, root: Path) -> None:
     """Write one case for tools/check_export.py."""
     case, folder = CASES[name], root / f"{family}.{name}"
     host, inputs = host_and_inputs(family)
-    home = GOLDEN / family / "host"
-    if not home.exists():
+    home = GOLDEN / GOLDEN_HOSTS.get(family, "") / "host"
+    if family not in GOLDEN_HOSTS:
         home = root / f"host.{family}"
         host.save_pretrained(home)
     expected = {"bare": _logits(host, inputs)}
@@ -146,6 +150,7 @@ def prepare(name: str, family: str, root: Path) -> None:
         "flexible": case.head is not None and case.head.pooling is not None,
         "checkpoints": checkpoints,
         "activate": members or [exported],
+        "fuse": bool(members),
     }
     (folder / "case.json").write_text(json.dumps(described, indent=1))
 

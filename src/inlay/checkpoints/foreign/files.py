@@ -1,4 +1,4 @@
-"""Reading what others wrote: JSON of a known form, and tensors that cannot run code.
+"""Files of other libraries: JSON with known options, and tensors read without running code.
 
 Nothing here trusts a file. A `.bin` is a pickle: it is opened only when the user says so, and then by torch's
 `weights_only` reader, which knows tensors and containers and executes nothing.
@@ -24,11 +24,14 @@ from inlay.storage.plain_json import read_json
 
 C = TypeVar("C", bound=Config)
 Tensors = dict[str, Tensor]
+JsonObject = dict[str, Any]
+Files = dict[str, JsonObject | Tensors]
+"""What a folder holds, by file name."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def only(*allowed: Any, why: str) -> AfterValidator:
-    """For a field that Inlay reads at some values only."""
+    """For a field of which Inlay can follow only some values."""
 
     def check(value: Any) -> Any:
         if value not in allowed:
@@ -39,8 +42,8 @@ def only(*allowed: Any, why: str) -> AfterValidator:
 
 
 @contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Say of every error in the block which folder does not fit the host."""
+def blaming(folder: Path) -> Iterator[None]:
+    """Name this folder in every error of the block: it is the folder that does not fit the host."""
     try:
         yield
     except CheckpointError:
@@ -49,7 +52,27 @@ def reading(folder: Path) -> Iterator[None]:
         raise misfit(folder, [str(error)]) from None
 
 
-def read_object(file: Path) -> dict[str, Any]:
+class Folder:
+    """A folder to read. Each of its JSON files is read once, however often it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._objects: dict[str, JsonObject] = {}
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).is_file()
+
+    def object(self, name: str) -> JsonObject:
+        """The JSON object that a file of the folder holds."""
+        if name not in self._objects:
+            self._objects[name] = read_object(self.path / name)
+        return self._objects[name]
+
+
+def read_object(file: Path) -> JsonObject:
     """A JSON file that holds one object."""
     found = read_json(file)
     if not isinstance(found, dict):
@@ -58,7 +81,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def options(kind: type[C], found: Any, file: Path) -> C:
-    """A config's options; all that are unknown or unusable are named at once, with the file."""
+    """The options in a config. One error names the file and every option that is unknown or cannot be used."""
     if not isinstance(found, dict):
         raise CheckpointError(f"{file}: the config should be an object, but is {found!r}.")
     try:
@@ -86,13 +109,13 @@ def read_tensors(folder: Path, safe: str, pickle: str, pickled: bool) -> Tensors
 def _opened(file: Path, read: Callable[[Path], Any]) -> Any:
     try:
         return read(file)
-    except Exception as error:  # whatever a reader makes of hostile bytes: it is the file that is wrong
+    except Exception as error:  # hostile bytes can make a reader raise anything; the file is to blame
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{file} is not a readable file of tensors: {reason[:300]}") from None
 
 
 def _unpickled(file: Path) -> Any:
-    """torch writes its archives uncompressed, so that nothing in an honest one is larger than the file."""
+    """torch writes its archives uncompressed: a member larger than the archive means a decompression bomb."""
     with file.open("rb") as stream:
         archived = stream.read(2) == b"PK"
     if archived:
@@ -117,16 +140,17 @@ def _plain(tensor: Tensor) -> bool:
     dense = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
     if not dense or tensor.dtype not in _FLOATS:
         return False
-    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()  # one number is not a million
+    claimed = tensor.numel() * tensor.element_size()  # an expanded view claims more numbers than it stores
+    return claimed <= tensor.untyped_storage().nbytes()
 
 
 def shown(key: str) -> str:
-    """A key that somebody else wrote, fit for a terminal."""
+    """A key from somebody else's file, safe to print on a terminal."""
     return key if key.isprintable() else ascii(key)
 
 
 def check_size(what: str, wanted: int, tensors: Tensors) -> None:
-    """Refuse a config that asks for more numbers than its file has, before anything of that size is made."""
+    """Refuse a config that needs more numbers than its file holds, before allocating any of them."""
     have = sum(tensor.numel() for tensor in tensors.values())
     if wanted > have:
         raise ConfigError(f"{what} needs at least {wanted:,} numbers, but the file has {have:,}")

@@ -8,23 +8,22 @@ The numbers are those of our pooled head, too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
 from transformers import PreTrainedModel
 
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
-from inlay.checkpoints.foreign.adapterhub.layout import ROOMS
-from inlay.checkpoints.foreign.files import Tensors, check_size, only, options, read_object, read_tensors
-from inlay.checkpoints.foreign.keys import Spot
+from inlay.checkpoints.foreign.adapterhub.layout import LAYOUTS
+from inlay.checkpoints.foreign.files import Folder, JsonObject, Tensors, check_size, only, options, read_tensors
+from inlay.checkpoints.foreign.heads import is_host_copy, is_tied, logits_weight
+from inlay.checkpoints.foreign.keys import FileKey
 from inlay.config import Config
 from inlay.errors import CheckpointError, ConfigError
 from inlay.host.heads import Head, Problem
-from inlay.host.registry import Inlay, key_of
+from inlay.host.registry import Inlay
 
 CONFIG, SAFE, PICKLE = "head_config.json", "model_head.safetensors", "pytorch_model_head.bin"
 HeadType = Literal["classification", "multilabel_classification"]
@@ -32,6 +31,7 @@ _PROBLEMS: dict[HeadType, Problem | None] = {
     "multilabel_classification": "multi_label_classification",
     "classification": None,
 }
+_TIED = "It is tied to the host's embeddings, so that in `adapters` another output layer changes those too"
 
 
 class HeadFile(Config):
@@ -65,7 +65,7 @@ class HeadOptions(Config):
 
 @dataclass(frozen=True)
 class ForeignHead:
-    """A head as it was read; or that there is none."""
+    """A head as it was read; all fields are empty if there is none."""
 
     head: Head | None
     name: str | None
@@ -73,63 +73,66 @@ class ForeignHead:
     tensors: Tensors
 
 
-def read_head(folder: Path, host: PreTrainedModel, anatomy: Anatomy, pickled: bool) -> ForeignHead | None:
+def read_head(folder: Folder, host: PreTrainedModel, anatomy: Anatomy, pickled: bool) -> ForeignHead | None:
     """The head beside an adapter or a fusion, if there is one."""
-    if not (folder / CONFIG).is_file():
+    if not folder.has(CONFIG):
         strays = [file for file in (SAFE, PICKLE) if (folder / file).exists()]
         if strays:
-            raise CheckpointError(f"{folder} has {strays[0]}, but no {CONFIG} that says what it is.")
+            raise CheckpointError(f"{folder.path} has {strays[0]}, but no {CONFIG} that says what it is.")
         return None
-    file = options(HeadFile, read_object(folder / CONFIG), folder / CONFIG)
-    tensors = read_tensors(folder, SAFE, PICKLE, pickled)
+    file = options(HeadFile, folder.object(CONFIG), folder / CONFIG)
+    tensors = read_tensors(folder.path, SAFE, PICKLE, pickled)
     if file.config is None:
+        tensors = _without_host_buffers(tensors, host)
         return ForeignHead(_copied(file, host, anatomy, tensors), None, tensors)
     wanted = options(HeadOptions, file.config, folder / CONFIG)
     check_size("its head", wanted.num_labels + (wanted.layers - 1) * anatomy.width**2, tensors)
     return ForeignHead(_pooled(wanted, host, anatomy), file.name or "", tensors)
 
 
+def host_buffers(host: PreTrainedModel) -> Tensors:
+    """Buffers that `adapters` saves with the host's own head: BART's final_logits_bias."""
+    return dict(host.named_buffers(recurse=False))
+
+
+def _without_host_buffers(tensors: Tensors, host: PreTrainedModel) -> Tensors:
+    """Without the host's buffers, which an inlay cannot change and which therefore have to be the same."""
+    mine = host_buffers(host).items()
+    shared = {key: buffer.cpu() for key, buffer in mine if key in tensors and tensors[key].shape == buffer.shape}
+    other = [key for key, buffer in shared.items() if not torch.equal(buffer, tensors[key].to(buffer.dtype))]
+    if other:
+        raise ConfigError(f"{', '.join(other)} differs from the host's, and an inlay cannot change it")
+    return {key: tensor for key, tensor in tensors.items() if key not in shared}
+
+
 def _copied(file: HeadFile, host: PreTrainedModel, anatomy: Anatomy, tensors: Tensors) -> Head:
-    """Label names are only names of outputs if there are as many."""
+    """The label names of the file are those of the outputs only if there are as many of them."""
     names = _label_names(file.label2id)
-    outputs = (
-        tensors.get(f"{anatomy.head[-1]}.{_output_layer(host, anatomy)}weight".replace("..", "."))
-        if anatomy.head
-        else None
-    )
-    if outputs is None or outputs.dim() != 2:
+    weight = logits_weight(host, anatomy)
+    outputs = None if weight is None else tensors.get(weight)
+    if weight is None or outputs is None or outputs.dim() != 2:
         return Head()
+    own = host.get_parameter(weight).detach().cpu()
+    if is_tied(host) and outputs.shape == own.shape and not torch.equal(outputs.to(own.dtype), own):
+        raise ConfigError(f"{weight} differs from the host's. {_TIED}")
     if names is not None and len(names) == outputs.shape[0]:
         return Head(labels=names)
     return Head() if file.num_labels != outputs.shape[0] else Head(labels=file.num_labels)
 
 
-def _output_layer(host: PreTrainedModel, anatomy: Anatomy) -> str:
-    """Name and dot of the linear map that makes the logits, inside the last head module; empty if it is that module."""
-    linears = [name for name, m in host.get_submodule(anatomy.head[-1]).named_modules() if isinstance(m, nn.Linear)]
-    return f"{linears[-1]}." if linears and linears[-1] else ""
-
-
 def _pooled(wanted: HeadOptions, host: PreTrainedModel, anatomy: Anatomy) -> Head:
-    rooms = ROOMS.get(anatomy.family)
-    if rooms is None or rooms.flexible is None:
+    layout = LAYOUTS.get(anatomy.family)
+    if layout is None or layout.flexible is None:
         raise ConfigError(
             f"the heads of `adapters` for {anatomy.family} read an end-of-text token, which has no counterpart here."
         )
     config: Any = host.config
-    usual = next(
-        (
-            p
-            for p in (getattr(config, "classifier_dropout", None), getattr(config, "hidden_dropout_prob", None))
-            if p is not None
-        ),
-        0.0,
-    )
+    usual = [getattr(config, name, None) for name in ("classifier_dropout", "hidden_dropout_prob")]
+    dropout = next((p for p in (wanted.dropout_prob, *usual) if p is not None), 0.0)
     return Head(
-        labels=_label_names(wanted.label2id) or wanted.num_labels, pooling=rooms.pooling, layers=wanted.layers,
+        labels=_label_names(wanted.label2id) or wanted.num_labels, pooling=layout.pooling, layers=wanted.layers,
         activation=wanted.activation_function.lower(),
-        dropout=usual if wanted.dropout_prob is None else wanted.dropout_prob,
-        problem=_PROBLEMS[wanted.head_type],
+        dropout=dropout, problem=_PROBLEMS[wanted.head_type],
     )  # fmt: skip
 
 
@@ -141,14 +144,14 @@ def _label_names(label2id: dict[str, int] | None) -> tuple[str, ...] | None:
     return tuple(sorted(label2id, key=label2id.__getitem__))
 
 
-def head_spots(inlay: Inlay, anatomy: Anatomy, name: str | None) -> dict[str, Spot]:
-    """Spots for the tensors of a head; `name` None is a copy of the host's, whose pooler they do not save."""
+def head_table(inlay: Inlay, anatomy: Anatomy, name: str | None) -> dict[str, FileKey]:
+    """Their keys of a head's tensors. `name` None: a copy of the host's head, whose pooler they do not save."""
     found = {}
     for place in anatomy.of_kind("head"):
         if (part := inlay.part(place)) is not None and not (name is None and _below(place, anatomy)):
             for leaf in part.state_dict():
                 theirs = f"{place.module}.{leaf}" if name is None else f"heads.{name}.{leaf.removeprefix('layers.')}"
-                found[f"{place.id}.{leaf}"] = Spot(theirs)
+                found[f"{place.id}.{leaf}"] = FileKey(theirs)
     return found
 
 
@@ -156,39 +159,40 @@ def _below(place: Place, anatomy: Anatomy) -> bool:
     return bool(anatomy.base) and place.module.startswith(f"{anatomy.base}.")
 
 
-def unchanged(inlay: Inlay, host: PreTrainedModel, place: Place) -> bool:
-    """Whether an own copy of a head's module still holds the host's values."""
-    mine, theirs = inlay.parts[key_of(place.id)].state_dict(), host.get_submodule(place.module).state_dict()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[key].cpu(), theirs[key].cpu()) for key in mine)
-
-
 def head_file(
-    inlay: Inlay, host: PreTrainedModel, anatomy: Anatomy, common: dict[str, Any]
-) -> tuple[str | None, dict[str, Any]]:
-    """The head's name (None: the host's own) and head_config.json for an inlay that has a head."""
-    head = inlay.head
-    assert head is not None
+    inlay: Inlay, host: PreTrainedModel, anatomy: Anatomy, common: JsonObject
+) -> tuple[str | None, JsonObject]:
+    """The name in the keys (None: it is a copy of the host's head) and head_config.json of an inlay's own head."""
+    assert inlay.head is not None
+    if inlay.head.pooling is None:
+        return None, common | _copy_file(inlay, inlay.head, host, anatomy)
+    return inlay.name, common | _pooled_file(inlay.name, inlay.head, anatomy)
+
+
+def _copy_file(inlay: Inlay, head: Head, host: PreTrainedModel, anatomy: Anatomy) -> JsonObject:
+    trained = [p.module for p in anatomy.of_kind("head") if _below(p, anatomy) and not is_host_copy(inlay, host, p)]
+    if trained:
+        raise ConfigError(
+            f"its own copy of {', '.join(trained)} was trained, and `adapters` does not save that with a head"
+        )
+    if is_tied(host) and not is_host_copy(inlay, host, [*anatomy.of_kind("head")][-1]):
+        raise ConfigError(f"its own copy of {anatomy.head[-1]} was trained. {_TIED}")
     names = head.names
-    if head.pooling is None:
-        trained = [p.module for p in anatomy.of_kind("head") if _below(p, anatomy) and not unchanged(inlay, host, p)]
-        if trained:
-            raise ConfigError(
-                f"its own copy of {', '.join(trained)} was trained, and `adapters` does not save that with a head"
-            )
-        if names is None:
-            names = tuple(str(label) for _, label in sorted((getattr(host.config, "id2label", None) or {}).items()))
-        label2id = {label: i for i, label in enumerate(names)}
-        own = {
-            "config": None,
-            "name": None,
-            "model_class": type(host).__name__,
-            "label2id": label2id,
-            "num_labels": len(names),
-        }
-        return None, common | own
-    rooms = ROOMS[anatomy.family]
-    if rooms.flexible is None or head.pooling != rooms.pooling:
-        read = f"the {rooms.pooling} token" if rooms.flexible else "an end-of-text token"
+    if names is None:
+        names = tuple(str(label) for _, label in sorted((getattr(host.config, "id2label", None) or {}).items()))
+    return {
+        "config": None,
+        "name": None,
+        "model_class": type(host).__name__,
+        "label2id": {label: i for i, label in enumerate(names)},
+        "num_labels": len(names),
+    }
+
+
+def _pooled_file(name: str, head: Head, anatomy: Anatomy) -> JsonObject:
+    layout, names = LAYOUTS[anatomy.family], head.names
+    if layout.flexible is None or head.pooling != layout.pooling:
+        read = f"the {layout.pooling} token" if layout.flexible else "an end-of-text token"
         raise ConfigError(f"its head pools {head.pooling!r}; a head of `adapters` on {anatomy.family} reads {read}")
     if names is None or (head.problem_type == "regression" and len(names) > 1):
         raise ConfigError(
@@ -199,8 +203,4 @@ def head_file(
         num_labels=len(names), layers=head.layers, activation_function=head.activation, dropout_prob=head.dropout,
         label2id={label: i for i, label in enumerate(names)},
     )  # fmt: skip
-    return inlay.name, common | {
-        "config": config.model_dump(mode="json"),
-        "name": inlay.name,
-        "model_class": rooms.flexible,
-    }
+    return {"config": config.model_dump(mode="json"), "name": name, "model_class": layout.flexible}

@@ -1,9 +1,9 @@
 """Where the `adapters` library keeps its modules in each model family, and what it calls their tensors.
 
     <base model>.encoder.layer.0 . output . adapters.<name> . adapter_down.0.weight
-    ────────── layer ───────────   ─room─                     ─────── leaf ────────
+    ────────── layer ───────────   module                     ─────── leaf ────────
 
-A new family is one entry in `ROOMS`.
+A new family is one entry in `LAYOUTS`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy, family_of
-from inlay.checkpoints.foreign.keys import Spot
+from inlay.checkpoints.foreign.keys import FileKey
 from inlay.errors import ConfigError
 from inlay.host.registry import Inlay, key_of
 from inlay.methods import PHM, Fusion, LoRA, Method
@@ -25,7 +25,7 @@ Pooling = Literal["first", "last"]
 
 
 @dataclass(frozen=True)
-class Rooms:
+class Layout:
     """One model family as `adapters` sees it; names are relative to a layer."""
 
     attention: str
@@ -39,40 +39,46 @@ class Rooms:
     """The class with heads of the library's own; None: Inlay has no counterpart of the token they read."""
     pooling: Pooling = "first"
     """The token that such a head reads."""
+    attention_dropout: str | None = None
+    """The setting of the host that a fusion takes its dropout from; None: it has none."""
 
-    def room(self, place: Place) -> str:
+    def module(self, place: Place) -> str:
+        """The module of a layer that holds the adapters for a place."""
         if place.kind.startswith("attention"):
             return self.attention
         return self.decoder_ffn if self.decoder_ffn and place.stack == "decoder" else self.ffn
 
 
-def _bert(flexible: str) -> Rooms:
-    return Rooms("attention.output", "output", flexible=flexible)
+def _bert(flexible: str) -> Layout:
+    return Layout("attention.output", "output", flexible=flexible, attention_dropout="attention_probs_dropout_prob")
 
 
-def _beside(flexible: str | None = None, pooling: Pooling = "first") -> Rooms:
-    return Rooms("attention_adapters", "output_adapters", flexible=flexible, pooling=pooling)
+def _beside(dropout: str | None, flexible: str | None = None, pooling: Pooling = "first") -> Layout:
+    return Layout(
+        "attention_adapters", "output_adapters", flexible=flexible, pooling=pooling, attention_dropout=dropout
+    )
 
 
-def _llama(flexible: str) -> Rooms:
-    """The two LoRAs of the FFN are other ones than their names say; so it is in `adapters`."""
-    return replace(_beside(flexible, "last"), intermediate=("mlp.down_proj",), output=("mlp.up_proj",))
+def _llama(flexible: str) -> Layout:
+    """In `adapters`, intermediate_lora is on Llama's down_proj and output_lora on its up_proj, against their names."""
+    return replace(_beside(None, flexible, "last"), intermediate=("mlp.down_proj",), output=("mlp.up_proj",))
 
 
-def _t5() -> Rooms:
-    return Rooms("layer.0", "layer.1", "layer.2", intermediate=("DenseReluDense.wi", "DenseReluDense.wi_1"))
+def _t5(dropout: str | None) -> Layout:
+    intermediate = ("DenseReluDense.wi", "DenseReluDense.wi_1")
+    return Layout("layer.0", "layer.1", "layer.2", intermediate=intermediate, attention_dropout=dropout)
 
 
-ROOMS: Mapping[str, Rooms] = {
+LAYOUTS: Mapping[str, Layout] = {
     "bert": _bert("BertAdapterModel"),
     "roberta": _bert("RobertaAdapterModel"),
     "xlm-roberta": _bert("XLMRobertaAdapterModel"),
     "electra": _bert("ElectraAdapterModel"),
-    "distilbert": _beside("DistilBertAdapterModel"),
-    "bart": _beside(),
-    "t5": _t5(),
-    "mt5": _t5(),
-    "gpt2": _beside("GPT2AdapterModel", "last"),
+    "distilbert": _beside("attention_dropout", "DistilBertAdapterModel"),
+    "bart": _beside("attention_dropout"),
+    "t5": _t5("dropout_rate"),
+    "mt5": _t5(None),
+    "gpt2": _beside("attn_pdrop", "GPT2AdapterModel", "last"),
     "llama": _llama("LlamaAdapterModel"),
     "mistral": _llama("MistralAdapterModel"),
 }
@@ -81,13 +87,13 @@ _KRONECKER = {"left": "W_left", "right": "W_right", "blocks": "W", "bias": "b", 
 _LORA = {"down.weight": "lora_A", "up.weight": "lora_B"}
 
 
-def rooms_of(anatomy: Anatomy) -> Rooms:
-    if anatomy.family not in ROOMS:
+def layout_of(anatomy: Anatomy) -> Layout:
+    if anatomy.family not in LAYOUTS:
         raise ConfigError(
             f"Inlay does not know where `adapters` keeps its modules in {anatomy.family} hosts. "
-            f"Known: {', '.join(ROOMS)}."
+            f"Known: {', '.join(LAYOUTS)}."
         )
-    return ROOMS[anatomy.family]
+    return LAYOUTS[anatomy.family]
 
 
 def layer_numbers(anatomy: Anatomy) -> list[str]:
@@ -100,47 +106,49 @@ class Keys:
 
     def __init__(self, host: PreTrainedModel, anatomy: Anatomy, name: str, prefixed: bool = True) -> None:
         self.anatomy = anatomy
-        self.rooms = rooms_of(anatomy)
+        self.layout = layout_of(anatomy)
         self.name = name
         self.prefix = f"{host.base_model_prefix}." if prefixed else ""
         self.layers = {stack: layers.path for stack, layers in family_of(host).stacks.items()}
 
-    def room(self, place: Place) -> str:
-        return f"{self.prefix}{self.layers[place.stack]}.{place.layer}.{self.rooms.room(place)}"
+    def module(self, place: Place) -> str:
+        return f"{self.prefix}{self.layers[place.stack]}.{place.layer}.{self.layout.module(place)}"
 
-    def spots(self, inlay: Inlay) -> dict[str, Spot]:
-        """A spot for every tensor but those of a head."""
+    def table(self, inlay: Inlay) -> dict[str, FileKey]:
+        """Their key of every tensor except those of a head."""
         found = {
-            f"shared.{leaf}": Spot(f"{self.prefix}shared_parameters.{self.name}.phm_{leaf}")
+            f"shared.{leaf}": FileKey(f"{self.prefix}shared_parameters.{self.name}.phm_{leaf}")
             for leaf in inlay.shared.state_dict()
         }
         places = [place for place in map(self.anatomy.places.__getitem__, inlay.place_ids()) if place.kind != "head"]
         for place in places:
             for leaf in inlay.parts[key_of(place.id)].state_dict():
                 if isinstance(inlay.method, Fusion):
-                    spot = self.fusion(place, leaf)
+                    entry = self.fusion(place, leaf)
                 elif isinstance(inlay.method, LoRA):
-                    spot = self.lora(place, leaf, places)
+                    entry = self.lora(place, leaf, places)
                 else:
-                    spot = self.bottleneck(place, leaf, inlay.method)
-                found[f"{place.id}.{leaf}"] = spot
+                    entry = self.bottleneck(place, leaf, inlay.method)
+                found[f"{place.id}.{leaf}"] = entry
         return found
 
-    def fusion(self, place: Place, leaf: str) -> Spot:
-        return Spot(f"{self.room(place)}.adapter_fusion_layer.{self.name}.{leaf}")
+    def fusion(self, place: Place, leaf: str) -> FileKey:
+        return FileKey(f"{self.module(place)}.adapter_fusion_layer.{self.name}.{leaf}")
 
-    def bottleneck(self, place: Place, leaf: str, method: Method) -> Spot:
-        room = f"{self.room(place)}.adapters.{self.name}"
+    def bottleneck(self, place: Place, leaf: str, method: Method) -> FileKey:
+        module = f"{self.module(place)}.adapters.{self.name}"
         part, _, rest = leaf.partition(".")
         if part == "scale":
-            return Spot(f"{room}.scaling")
+            return FileKey(f"{module}.scaling")
         if part == "norm":  # they register it twice
-            return Spot(f"{room}.adapter_norm_before.{rest}", copy=f"{room}.adapter_down.0.{rest}")
+            return FileKey(f"{module}.adapter_norm_before.{rest}", copy=f"{module}.adapter_down.0.{rest}")
         down = "adapter_down.1" if getattr(method, "own_norm", False) else "adapter_down.0"
         theirs = _KRONECKER[rest] if isinstance(method, PHM) else rest
-        return Spot(f"{room}.{down if part == 'down' else 'adapter_up'}.{theirs}")
+        return FileKey(f"{module}.{down if part == 'down' else 'adapter_up'}.{theirs}")
 
-    def lora(self, place: Place, leaf: str, places: Sequence[Place]) -> Spot:
+    def lora(self, place: Place, leaf: str, places: Sequence[Place]) -> FileKey:
         module = place.module.removeprefix(f"{self.anatomy.base}.")
         together = [other.id for other in places if other.module == place.module]  # q, k, v of a fused module
-        return Spot(f"{self.prefix}{module}.loras.{self.name}.{_LORA[leaf]}", together.index(place.id), len(together))
+        return FileKey(
+            f"{self.prefix}{module}.loras.{self.name}.{_LORA[leaf]}", together.index(place.id), len(together)
+        )

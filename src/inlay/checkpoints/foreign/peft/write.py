@@ -1,0 +1,126 @@
+"""Write a LoRA inlay as the files of peft."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
+
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from inlay.anatomy.modules import inside, last_word
+from inlay.anatomy.survey import Anatomy
+from inlay.checkpoints.foreign.files import Files, Folder, JsonObject, Tensors
+from inlay.checkpoints.foreign.heads import is_host_copy
+from inlay.checkpoints.foreign.peft.keys import ROOT, bias_key, host_bias, places_of
+from inlay.checkpoints.foreign.peft.lora_pair import LoraPair, lora_pairs
+from inlay.checkpoints.foreign.peft.options import BIASES, CONFIG, SAFE, PeftOptions
+from inlay.checkpoints.foreign.peft.read import below_own_head, read
+from inlay.checkpoints.foreign.peft.targets import saved_by, target_names
+from inlay.errors import ConfigError
+from inlay.host.registry import Inlay, Inlays, key_of
+from inlay.methods import LoRA
+
+_TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
+V = TypeVar("V")
+
+
+def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> Files:
+    """The files of a LoRA inlay in peft's format, by name."""
+    anatomy, method = inlays.anatomy, _lora(inlay)
+    pairs = lora_pairs(inlay, anatomy, host)
+    saved = _saved_modules(inlay, anatomy, host)
+    _check_saved(inlay, anatomy, pairs, saved)
+    tensors = {key: tensor for path, pair in pairs.items() for key, tensor in pair.tensors(path).items()}
+    tensors |= _biases(inlay, anatomy, host, pairs, saved) | _head(inlay, anatomy, saved)
+    return {
+        CONFIG: _config(method, pairs, saved, host),
+        SAFE: {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()},
+    }
+
+
+def read_back(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, folder: Folder) -> Inlay:
+    """What a written folder gives when it is read, not yet on the host."""
+    return read(host, inlays.anatomy, folder, inlay.name, False)
+
+
+def _lora(inlay: Inlay) -> LoRA:
+    """The inlay's method, if peft has all that the inlay has."""
+    method = inlay.method
+    if not isinstance(method, LoRA):
+        raise ConfigError(f"peft has no counterpart of the method {method.kind!r}; of Inlay's methods it knows LoRA")
+    if inlay.norms:
+        raise ConfigError("it owns layer norms, which a LoRA of peft does not have")
+    if inlay.head is not None and inlay.head.pooling is not None:
+        raise ConfigError("it has a pooling head, which the host does not have; peft saves only modules of the host")
+    return method
+
+
+def _saved_modules(inlay: Inlay, anatomy: Anatomy, host: PreTrainedModel) -> list[str]:
+    """The head's modules to save: the output layer, others that are no longer the host's, and what ends like them."""
+    own = [place for place in anatomy.of_kind("head") if inlay.part(place) is not None]
+    needed = [p.module for p in own if p.module == anatomy.head[-1] or not is_host_copy(inlay, host, p)]
+    return saved_by([last_word(path) for path in needed], [place.module for place in own])
+
+
+def _check_saved(inlay: Inlay, anatomy: Anatomy, pairs: Mapping[str, LoraPair], saved: Sequence[str]) -> None:
+    copied = {*saved, *(place.module for place in below_own_head(inlay, anatomy))}
+    both = [path for path in pairs if inside(path, copied)]
+    if both:
+        raise ConfigError(f"it changes {', '.join(both)} and has its own copy of it; peft can do only one of the two")
+
+
+def _head(inlay: Inlay, anatomy: Anatomy, saved: Sequence[str]) -> Tensors:
+    return {
+        f"{ROOT}{place.module}.{leaf}": tensor
+        for place in anatomy.of_kind("head") if place.module in saved
+        for leaf, tensor in inlay.parts[key_of(place.id)].state_dict().items()
+    }  # fmt: skip
+
+
+def _biases(
+    inlay: Inlay, anatomy: Anatomy, host: PreTrainedModel, wrapped: Collection[str], saved: Sequence[str]
+) -> Tensors:
+    """The host's biases plus our differences."""
+    found: Tensors = {}
+    for place in places_of(inlay, anatomy):
+        if place.kind in ("bias", "head_bias") and not inside(place.module, saved):
+            bias, change = host_bias(host, place.module), inlay.tensors()[f"{place.id}.bias"]
+            if bias is not None:
+                found |= dict.fromkeys(bias_key(place.module, wrapped, host).keys, bias + change)
+            elif change.any():
+                raise ConfigError(
+                    f"it gives {place.module} a bias, which the host does not have; "
+                    f"peft trains only biases that are there"
+                )
+    return found
+
+
+def _config(method: LoRA, pairs: Mapping[str, LoraPair], saved: Sequence[str], host: PreTrainedModel) -> JsonObject:
+    ranks = {path: pair.rank for path, pair in pairs.items()}
+    alphas = {path: pair.alpha(method.rank_stabilised) for path, pair in pairs.items()}
+    rank, alpha = _most_frequent(ranks.values()), _most_frequent(alphas.values())
+    config = PeftOptions(
+        peft_type="LORA", r=rank, lora_alpha=alpha, lora_dropout=method.dropout,
+        use_rslora=method.rank_stabilised,
+        bias=next(theirs for theirs, ours in BIASES.items() if ours == method.bias),
+        target_modules=target_names(list(pairs), host),
+        modules_to_save=tuple(map(last_word, saved)) or None,
+        rank_pattern={path: there for path, there in ranks.items() if there != rank},
+        alpha_pattern={path: there for path, there in alphas.items() if there != alpha},
+        fan_in_fan_out=all(isinstance(host.get_submodule(path), Conv1D) for path in pairs),
+    )  # fmt: skip
+    return config.model_dump(mode="json", exclude_defaults=True) | {
+        "r": config.r,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
+        "bias": config.bias,
+        "inference_mode": True,
+        "base_model_name_or_path": str(getattr(host.config, "name_or_path", "") or "") or None,
+        "task_type": next((task for end, task in _TASKS.items() if type(host).__name__.endswith(end)), None),
+    }
+
+
+def _most_frequent(values: Collection[V]) -> V:
+    """One rank and one alpha for as many modules as possible: many servers of peft's files know no patterns."""
+    return Counter(values).most_common(1)[0][0]
