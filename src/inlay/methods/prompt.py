@@ -60,6 +60,9 @@ class Prompt(Method):
             raise ValueError(f"the text has {len(self.ids)} tokens, which is more than the prompt's {self.length}")
         return self
 
+    def usual_rate(self, text: bool) -> float:
+        return self.rate if self.init == "uniform" else 3e-1
+
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         if anatomy.positions is not None and self.length >= anatomy.positions:
             raise ConfigError(

@@ -65,7 +65,10 @@ def get_ready(settings: Settings) -> Job:
         head=bench.head(settings.head_layers, settings.head_dropout),
     )
     kind = settings.method if settings.mode == "inlay" else settings.mode
-    resolved = filled(settings, kind, text=bench.form == "text").model_dump(include={"lr", "epochs"})
+    text = bench.form == "text"
+    if settings.lr is None and settings.mode == "inlay" and found.method is not None:
+        settings = settings.model_copy(update={"lr": found.method.usual_rate(text)})
+    resolved = filled(settings, kind, text=text).model_dump(include={"lr", "epochs"})
     settings = settings.model_copy(update=resolved | {"name": name})
     return Job(settings, found.prepared, bench.host, bench.codec(settings.max_length), name)
 
