@@ -93,7 +93,9 @@ def test_an_encoder_decoder_is_gated_in_its_encoder_also_when_it_writes() -> Non
     assert {place.split(".")[0] for place in host.inlays["u"].place_ids()} == {"encoder"}
     inlay.activate(host, "u")
     inputs = batch()
-    texts = [host.generate(**inputs, use_cache=c, max_new_tokens=5, min_new_tokens=5, do_sample=False) for c in (True, False)]
+    texts = [
+        host.generate(**inputs, use_cache=c, max_new_tokens=5, min_new_tokens=5, do_sample=False) for c in (True, False)
+    ]
     assert torch.equal(*texts)
     for at in range(3):
         real = int(inputs["attention_mask"][at].sum())

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 import inlay
-from tests.hosts import batch, classifier, logits, row, shake
 from tests.host.test_families import snapshot
+from tests.hosts import batch, classifier, logits, row, shake
 
 
 def acts_and_comes_off(family: str, method: inlay.Method, **config: object) -> None:

@@ -21,7 +21,7 @@ from inlay.host.keys import Segment
 
 @dataclass(frozen=True)
 class InFront:
-    """Which modules make a row's front, one after the other; each takes something of its rows and gives (rows, P, W)."""
+    """Which modules make a row's front, one after the other; each reads its rows and gives (rows, P, W)."""
 
     parts: tuple[tuple[nn.Module, ...], ...]
     """The different fronts."""
@@ -128,7 +128,9 @@ class Longer:
             return both
         at = torch.arange(self.ahead + self.tokens, device=own.device).expand(own.shape[0], -1)
         start = self.by_row[:, None]
-        index = torch.where(at < start, at, torch.where(at < start + self.tokens, self.ahead + at - start, self.ahead - 1))
+        index = torch.where(
+            at < start, at, torch.where(at < start + self.tokens, self.ahead + at - start, self.ahead - 1)
+        )
         return both[torch.arange(own.shape[0], device=own.device)[:, None], index]
 
     def mask(self, mask: Tensor | None, own: Tensor) -> Tensor | None:

@@ -221,7 +221,6 @@ class Site(Hooked):
             branch.clear()
         return step(output, seen)
 
-
     def _mask(self, output: Tensor) -> Tensor | None:
         """Which tokens are real, if a step asks for it and the output has a row for each text."""
         mask = self.real.value
@@ -336,7 +335,7 @@ class TokenSite(Hooked):
         grown, longer = lengthen(front, inputs, self.embed[0], module)
         if self.positions is not None and longer.ahead + longer.tokens > self.positions:
             raise SetupError(
-                f"{longer.ahead} tokens in front of {longer.tokens} are more than the host's {self.positions} positions."
+                f"{longer.ahead} tokens in front of {longer.tokens} exceed the host's {self.positions} positions."
             )
         self.longer.put(longer)
         return (), grown
@@ -547,11 +546,13 @@ class Entry(Hooked):
             self._prompt(base, plan, plan.tokens, like, inputs.get("past_key_values"))
         by: int | Tensor = plan.shifts[0]
         if len(plan.shifts) > 1:
-            by = torch.tensor(plan.shifts, device=like.device).repeat_interleave(like.shape[0] // len(plan.shifts))[:, None]
+            by = torch.tensor(plan.shifts, device=like.device).repeat_interleave(like.shape[0] // len(plan.shifts))[
+                :, None
+            ]
         return (), inputs | {"position_ids": moved_positions(inputs, by, base)}
 
     def _prompt(self, base: nn.Module, plan: Plan, front: InFront, like: Tensor, past: Any) -> None:
-        """Run a causal decoder on the tokens in front alone; while a text is being generated, on its first step only."""
+        """Run a causal decoder on the tokens in front alone; while a text is generated, on its first step only."""
         known = self.caught.value
         goes_on = past is not None and past.get_seq_length() > 0 and not torch.is_grad_enabled()
         if goes_on and known is not None and known.plan is plan:
@@ -624,7 +625,7 @@ def checkpointed(base: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def not_checkpointed(base: nn.Module) -> Iterator[None]:
-    """No gradient checkpointing for the length of a `with` block: what is caught inside a layer has to keep its graph."""
+    """No gradient checkpointing for the length of a `with` block: what is caught in a layer has to keep its graph."""
     layers = checkpointed(base)
     for layer in layers:
         layer.gradient_checkpointing = False  # type: ignore[assignment]

@@ -151,7 +151,9 @@ def check_attention(host: PreTrainedModel) -> None:
                 f"Use host.set_attn_implementation('sdpa'), or 'eager'."
             )
     if getattr(host.config, "reorder_and_upcast_attn", False):
-        raise SetupError("reorder_and_upcast_attn has an attention of its own, which takes no keys and values in front.")
+        raise SetupError(
+            "reorder_and_upcast_attn has an attention of its own, which takes no keys and values in front."
+        )
 
 
 def name_attention(host: PreTrainedModel, ours: bool) -> None:

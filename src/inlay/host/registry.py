@@ -24,7 +24,19 @@ from inlay.anatomy.places import Acts, Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import NamingError, SetupError, nearest
 from inlay.host.heads import Head, bare_copy, build_head
-from inlay.host.hooks import Active, BranchInput, Entry, HeadSite, Hooked, InputSite, KeySite, Site, TokenSite, WeightSite, is_hooked
+from inlay.host.hooks import (
+    Active,
+    BranchInput,
+    Entry,
+    HeadSite,
+    Hooked,
+    InputSite,
+    KeySite,
+    Site,
+    TokenSite,
+    WeightSite,
+    is_hooked,
+)
 from inlay.host.keys import check_attention, name_attention
 from inlay.host.resolve import Resolver, member_part
 from inlay.host.setup import Setup, check_setup, names_in

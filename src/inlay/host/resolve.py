@@ -102,9 +102,8 @@ class Resolver:
         moves = self._by_row(setup, lambda inlay: (inlay.method.moves(self.anatomy),))
         shifts = tuple(map(sum, moves))
         attends = bool(keys) or (tokens is not None and self.anatomy.causal)
-        return {
-            "keys": keys, "tokens": tokens, "attends": attends, "shifts": shifts if len(set(shifts)) > 1 else shifts[:1],
-        }  # fmt: skip
+        shifts = shifts if len(set(shifts)) > 1 else shifts[:1]
+        return {"keys": keys, "tokens": tokens, "attends": attends, "shifts": shifts}
 
     def _by_row(self, setup: Setup, each: Callable[[Resident], tuple[T, ...]]) -> list[tuple[T, ...]]:
         """What the inlays of a setup have, in its order: for all rows together, or for each part of Rows."""
@@ -134,8 +133,8 @@ class Resolver:
                 for name in names_in(part):
                     if self.inlay_named(name).part(place) is not None:
                         raise SetupError(
-                            f"{name!r} ({self.inlay_named(name).method.kind}) changes the host's weights, which all rows "
-                            f"of a batch share, so it cannot act in Rows."
+                            f"{name!r} ({self.inlay_named(name).method.kind}) changes the host's weights, which all "
+                            f"rows of a batch share, so it cannot act in Rows."
                         )
             elif part is not None and (module := self.inlay_named(name_in(part)).part(place)) is not None:
                 found[module] = found.get(module, 0.0) + share
@@ -158,8 +157,8 @@ class Resolver:
                 acts = {place.acts for place in before if inlay.part(place) is not None}
                 if acts & {"keys", "tokens"}:
                     raise SetupError(
-                        f"{part}: {inlay.name!r} ({inlay.method.kind}) puts something in front of what the host attends "
-                        f"to, and such results have no mean in one pass. Use Rows, or inlay.average of the weights."
+                        f"{part}: {inlay.name!r} ({inlay.method.kind}) puts something in front of what the host "
+                        f"attends to, and such results have no mean in one pass. Use Rows, or inlay.average."
                     )
                 if acts and any(other.method.kind != inlay.method.kind for other in inlays):
                     raise SetupError(

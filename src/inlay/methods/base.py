@@ -100,7 +100,7 @@ class Method(Config):
         return 0
 
     def merged(self, parts: Iterable[nn.Module]) -> Method | None:
-        """Turn modules that only training needs into those that are served: the method they then have, if there is one."""
+        """Turn modules that only training needs into those that are served: the method they then have, or None."""
         return None
 
     def watch(self, inlay: nn.Module, real: Any) -> None:

@@ -55,7 +55,7 @@ class IA3(Method):
     mixes: ClassVar[tuple[str, ...]] = ("scale",)
 
     outputs: tuple[str, ...] = ("k", "v", "cross_k", "cross_v")
-    """Projections whose output is rescaled, by their role; a role that the host has not is left out if it is a cross_ one."""
+    """Projections whose output is rescaled, by their role; cross_ ones as far as the host has them."""
     inputs: tuple[str, ...] = ("ffn_out",)
     """Projections whose input is rescaled: ffn_out, o or cross_o."""
     leave_out: tuple[Layer, ...] = ()
@@ -78,7 +78,9 @@ class IA3(Method):
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         anatomy.check_layers(self.leave_out)
         wanted = [*self.outputs, *(f"{role}.input" for role in self.inputs)]
-        roles = {place.kind for place in anatomy.places.values() if place.projection is not None or place.acts == "input"}
+        roles = {
+            place.kind for place in anatomy.places.values() if place.projection is not None or place.acts == "input"
+        }
         for role in wanted:
             if role not in roles and not role.startswith("cross_"):
                 raise ConfigError(f"this host has no projection {role!r}.{nearest(role, roles)}")

@@ -3,14 +3,15 @@
     down ∈ {down_1 … down_M}          each training step draws one of the M for every layer and projection, for the
     up   ∈ {up_1 … up_M} or shared    whole batch; afterwards the M are averaged once into a plain inlay
 
-Learned routing is what stochastic routing is compared with: a gate sends each token, or each text, to the module that it
-trusts most, and scales what that gives (Fedus et al. 2022):
+Learned routing is what stochastic routing is compared with: a gate sends each token, or each text, to the module that
+it trusts most, and scales what that gives (Fedus et al. 2022):
 
     y = p_c · map_c(x)     p = softmax(W_g x), c = argmax p          loss + balance · M Σ_m f_m P_m
 
 f_m is the share of tokens or texts that went to module m, P_m the mean of its p.
 
-A mixture is a modifier: it takes any method that says which of its maps can have alternatives.
+A mixture is a modifier: it takes any method that says which of its maps can
+have alternatives.
 """
 
 from __future__ import annotations
@@ -139,8 +140,8 @@ class Gate(nn.Module):
         if mask.shape[0] != x.shape[0]:
             if self.by == "text":
                 raise SetupError(
-                    "a mixture that is routed by texts cannot act in Rows: it does not see which tokens of its rows are "
-                    "real. Merge it, or route it by tokens."
+                    "a mixture that is routed by texts cannot act in Rows: it does not see which tokens of its rows "
+                    "are real. Merge it, or route it by tokens."
                 )
             return None
         return mask
@@ -193,7 +194,10 @@ class Mixture(Method):
     def _a_method(cls, method: Any) -> Method:
         method = method_from(method) if isinstance(method, dict) else method
         if not isinstance(method, Method) or not method.mixes:
-            raise ValueError("a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA(), or one of prompts, prefixes or IA3")
+            raise ValueError(
+                "a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA(), "
+                "or one of prompts, prefixes or IA3"
+            )
         return method
 
     def describe(self) -> dict[str, Any]:
@@ -216,8 +220,8 @@ class Mixture(Method):
             raise ConfigError("what stands in front of a text is the same for all its tokens: use by='text'.")
         if self.by == "text" and (anatomy.causal or place.stack == "decoder"):
             raise ConfigError(
-                f"{place.id}: a decoder has no whole text while it writes, so that no gate can judge it. Use by='token', "
-                f"or leave the decoder out."
+                f"{place.id}: a decoder has no whole text while it writes, so that no gate can judge it. Use "
+                f"by='token', or leave the decoder out."
             )
 
     def reads_at(self, place: Place) -> Reads:
@@ -236,7 +240,9 @@ class Mixture(Method):
         return 2 if self.modules > 1 and self.routing == "random" else 1
 
     def penalty(self, parts: Iterable[nn.Module]) -> Tensor | None:
-        found = [choice.gate.noted.balance for part in parts for choice in alternatives(part) if choice.gate is not None]
+        found = [
+            choice.gate.noted.balance for part in parts for choice in alternatives(part) if choice.gate is not None
+        ]
         noted = [balance for balance in found if balance is not None]
         return self.balance * torch.stack(noted).sum() if noted else None
 

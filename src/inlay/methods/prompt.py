@@ -2,9 +2,9 @@
 
     [p_1 … p_P; e(x_1) … e(x_T)]          p (P, D) in the space of the host's token embeddings
 
-Encoders see the longer text, and what they give is cut back to the real tokens; in an encoder-decoder the decoder attends
-to the prompt as well. A causal decoder is run on the prompt alone, once per step, and its keys and values stand in front:
-the same as the longer text, and nothing of it enters the cache. Real tokens stand P positions later.
+Encoders see the longer text, and what they give is cut back to the real tokens; in an encoder-decoder the decoder
+attends to the prompt as well. A causal decoder is run on the prompt alone, once per step, and its keys and values stand
+in front: the same as the longer text, and nothing of it enters the cache. Real tokens stand P positions later.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Prompt(Method):
             return
         ids = list(range(self.length)) if self.init == "vocabulary" else list(self.ids)
         if max(ids) >= vocabulary.shape[0] or min(ids) < 0:
-            raise ConfigError(f"the host's vocabulary has {vocabulary.shape[0]} tokens, so none has the number {max(ids)}")
+            raise ConfigError(
+                f"the host's vocabulary has {vocabulary.shape[0]} tokens, so none has the number {max(ids)}"
+            )
         chosen = torch.tensor((ids * self.length)[: self.length])
         for tokens in (m for m in part.modules() if isinstance(m, Table)):
             if not vocabulary.is_meta and not tokens.weight.is_meta:

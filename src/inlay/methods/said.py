@@ -1,4 +1,4 @@
-"""Intrinsic dimension: d numbers that move every weight of the host, along directions drawn once (Aghajanyan et al. 2021).
+"""Intrinsic dimension: d numbers move every weight of the host along drawn directions (Aghajanyan et al. 2021).
 
     θ_i = θ⁰_i + λ_i · P_i z          z (d,) starts at 0, λ_i at 1; SAID has a λ for every tensor, DID one for all
 

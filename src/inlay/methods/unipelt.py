@@ -3,8 +3,8 @@
     h' = h + g · δ(x)          g = mean over the real tokens of σ(w·x + b), one number per text and place
     P_K' = g_K P_K    P_V' = g_V P_V          one gate for both, or two
 
-Any of the three may be left out. A gate reads what its part reads. It is a mean over the whole text, which a decoder does
-not have while it writes: the method acts in encoders only. Padding does not count.
+Any of the three may be left out. A gate reads what its part reads. It is a mean over the whole text, which a decoder
+does not have while it writes: the method acts in encoders only. Padding does not count.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class UniPELT(Method):
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         if "encoder" not in anatomy.depth:
             raise AnatomyError(
-                "a gate is a mean over a whole text, which a decoder has not while it writes. UniPELT needs a host with "
-                "an encoder; on this one use LoRA, a prefix and a bottleneck in a Stack."
+                "a gate is a mean over a whole text, which a decoder has not while it writes. UniPELT needs a host "
+                "with an encoder; on this one use LoRA, a prefix and a bottleneck in a Stack."
             )
         for method in self.parts():
             yield from (place for place in method.places(anatomy) if place.stack == "encoder")

@@ -16,7 +16,15 @@ from tests.hosts import classifier, shake
 from tests.methods.test_prefix import writer
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-CASES = ["bert/peft_ia3", "bert/peft_prefix", "gpt2/peft_ia3", "gpt2/peft_prefix", "t5/peft_ia3", "t5/peft_prompt", "phi/peft_prompt"]
+CASES = [
+    "bert/peft_ia3",
+    "bert/peft_prefix",
+    "gpt2/peft_ia3",
+    "gpt2/peft_prefix",
+    "t5/peft_ia3",
+    "t5/peft_prompt",
+    "phi/peft_prompt",
+]
 CLASSES = {"t5": hf.T5ForConditionalGeneration, "phi": hf.PhiForCausalLM}
 
 
@@ -54,7 +62,14 @@ def test_what_is_written_is_what_was_read(case: str, tmp_path: Path) -> None:
         assert torch.equal(tensor[:half], old[key][:half])
     was = json.loads((GOLDEN / case / "adapter_config.json").read_text())
     now = json.loads((tmp_path / "again" / "adapter_config.json").read_text())
-    for field in ("peft_type", "task_type", "num_virtual_tokens", "token_dim", "num_layers", "num_transformer_submodules"):
+    for field in (
+        "peft_type",
+        "task_type",
+        "num_virtual_tokens",
+        "token_dim",
+        "num_layers",
+        "num_transformer_submodules",
+    ):
         assert now.get(field) == was.get(field)
 
 

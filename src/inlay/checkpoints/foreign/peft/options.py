@@ -31,7 +31,9 @@ class PeftOptions(Config):
     """LoraConfig of peft 0.21 and of its first versions, without `NOTES`."""
 
     # followed
-    peft_type: Annotated[str, only("LORA", why="of peft's methods Inlay reads LoRA, IA3, PREFIX_TUNING and PROMPT_TUNING")]
+    peft_type: Annotated[
+        str, only("LORA", why="of peft's methods Inlay reads LoRA, IA3, PREFIX_TUNING and PROMPT_TUNING")
+    ]
     r: int = Field(default=8, ge=1)
     lora_alpha: Positive = 8
     target_modules: Names = None

@@ -20,7 +20,17 @@ from transformers import PreTrainedModel
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.fitting import misfit, tensor_mismatches
-from inlay.checkpoints.foreign.files import Files, Folder, JsonObject, Tensors, blaming, check_size, options, read_tensors, shown
+from inlay.checkpoints.foreign.files import (
+    Files,
+    Folder,
+    JsonObject,
+    Tensors,
+    blaming,
+    check_size,
+    options,
+    read_tensors,
+    shown,
+)
 from inlay.checkpoints.foreign.heads import logits_weight
 from inlay.checkpoints.foreign.peft.keys import ROOT, places_of, whole_places
 from inlay.checkpoints.foreign.peft.options import CONFIG, NOTES, PICKLE, SAFE
@@ -185,11 +195,18 @@ def write(host: PreTrainedModel, anatomy: Anatomy, inlay: Inlay) -> Files:
         assert isinstance(method, Prefix)
         places = _layers(anatomy)
         if method.reparametrised or method.leave_out or not method.shift:
-            raise ConfigError("peft has prefixes in every layer, flat, and moves positions: merge it, and use shift=True")
+            raise ConfigError(
+                "peft has prefixes in every layer, flat, and moves positions: merge it, and use shift=True"
+            )
         found = {VECTORS: torch.cat([tensors[f"{place.id}.table.weight"] for place in places], 1)}
-        config = _in_front(host, anatomy, "PREFIX_TUNING", method.length, places[0].d_out, 1) | {"prefix_projection": False}
+        config = _in_front(host, anatomy, "PREFIX_TUNING", method.length, places[0].d_out, 1) | {
+            "prefix_projection": False
+        }
     task = next((task for end, task in TASKS.items() if type(host).__name__.endswith(end)), None)
-    notes = {"inference_mode": True, "task_type": task or ("SEQ_CLS" if "Classification" in type(host).__name__ else None)}
+    notes = {
+        "inference_mode": True,
+        "task_type": task or ("SEQ_CLS" if "Classification" in type(host).__name__ else None),
+    }
     notes["base_model_name_or_path"] = str(getattr(host.config, "name_or_path", "") or "") or None
     return {CONFIG: config | notes, SAFE: {k: t.detach().cpu().clone().contiguous() for k, t in found.items()}}
 

@@ -52,7 +52,9 @@ def _lora(inlay: Inlay) -> LoRA:
     """The inlay's method, if peft has all that the inlay has."""
     method = inlay.method
     if not isinstance(method, LoRA):
-        raise ConfigError(f"peft has no counterpart of the method {method.kind!r}; of Inlay's methods it knows LoRA, IA3, Prefix and Prompt")
+        raise ConfigError(
+            f"peft has no counterpart of the method {method.kind!r}; it knows LoRA, IA3, Prefix and Prompt"
+        )
     if inlay.norms:
         raise ConfigError("it owns layer norms, which a LoRA of peft does not have")
     if inlay.head is not None and inlay.head.pooling is not None:
