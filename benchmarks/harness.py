@@ -362,6 +362,10 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+WORKER = Path(__file__).with_name("peer_worker.py")
+"""What answers for the peer."""
+
+
 class Bench:
     """One benchmark: rows, then a run of all their cases together."""
 
@@ -393,8 +397,7 @@ class Bench:
         """Run everything that the rows name, alternating, and fill the rows in."""
         sides: dict[str, Side | Peer] = {"ours": Side(self.cases, self.sizes)}
         if self.options.peer_python:
-            worker = Path(__file__).with_name("peer_worker.py")
-            sides["peer"] = Peer(self.options.peer_python, worker, self.sizes)
+            sides["peer"] = Peer(self.options.peer_python, WORKER, self.sizes)
         try:
             self.facts["versions"] = {name: side.versions() for name, side in sides.items()}
             seconds = self._times(sides)

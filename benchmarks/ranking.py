@@ -3,8 +3,8 @@
     python benchmarks/ranking.py [--repeats 5] [--rows 64] [--tokens 64]
 
 Each host answers the same rows by both ways, for two and for three labels. Two cases of generation: `free`, as a host
-of random weights writes, up to the limit; and `brief`, which is made to end after the label's own tokens, as a host does
-that has learned to say labels: the least that generation can cost. The ratio is generation's time over ranking's.
+of random weights writes, up to the limit; and `brief`, which is made to end after the label's own tokens, as a host
+does that has learned to say labels: the least that generation can cost. The ratio is generation's time over ranking's.
 """
 
 from __future__ import annotations

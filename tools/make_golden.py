@@ -394,6 +394,23 @@ def make_peft_files() -> None:
         torch.testing.assert_close(logits_of(load_host(host), inputs), bare, atol=1e-6, rtol=1e-6)
         for case, options in peft_cases(host).items():
             make_peft_case(host, f"peft_{case}", options)
+    make_peft_ways()
+
+
+def make_peft_ways() -> None:
+    """Prompts, prefixes and IA3, where peft computes what Inlay does."""
+    from peft import IA3Config, PrefixTuningConfig, PromptTuningConfig
+
+    length = {"num_virtual_tokens": 4}
+    bert_ia3 = {"target_modules": ["key", "value", "output.dense"], "feedforward_modules": ["output.dense"]}
+    make_peft_case("bert", "peft_ia3", {"task_type": "SEQ_CLS", **bert_ia3}, IA3Config)
+    make_peft_case("bert", "peft_prefix", {"task_type": "SEQ_CLS", **length}, PrefixTuningConfig)
+    make_peft_case("gpt2", "peft_ia3", {"task_type": "SEQ_CLS"}, IA3Config)
+    projected = {"prefix_projection": True, "encoder_hidden_size": 6}
+    make_peft_case("gpt2", "peft_prefix", {"task_type": "SEQ_CLS", **length, **projected}, PrefixTuningConfig)
+    make_peft_case("t5", "peft_ia3", {"task_type": "SEQ_2_SEQ_LM"}, IA3Config)
+    make_peft_case("t5", "peft_prompt", {"task_type": "SEQ_2_SEQ_LM", **length}, PromptTuningConfig)
+    make_peft_case("phi", "peft_prompt", {"task_type": "CAUSAL_LM", **length}, PromptTuningConfig)
 
 
 def peft_cases(host: str) -> dict[str, dict[str, Any]]:
@@ -423,26 +440,27 @@ def peft_cases(host: str) -> dict[str, dict[str, Any]]:
     return cases
 
 
-def make_peft_case(host: str, case: str, options: dict[str, Any]) -> None:
-    """Add a random LoRA to a host, save it, and save what the host then computes."""
+def make_peft_case(host: str, case: str, options: dict[str, Any], kind: Any = None) -> None:
+    """Add a random LoRA, or another kind of change, to a host, save it, and save what the host then computes."""
     from peft import LoraConfig, PeftModel, get_peft_model
 
     folder = fresh_folder(f"{host}/{case}")
     inputs, bare = load_inputs(host)
-    model = get_peft_model(load_host(host), LoraConfig(**options))
+    model = get_peft_model(load_host(host), (kind or LoraConfig)(**options))
     randomise([(n, p) for n, p in model.named_parameters() if p.requires_grad], folder)
     config = model.peft_config["default"]
-    for name in ("target_modules", "exclude_modules"):
-        if isinstance(names := getattr(config, name), set):  # would be written in another order each time
+    for name in ("target_modules", "exclude_modules", "feedforward_modules"):
+        if isinstance(names := getattr(config, name, None), set):  # would be written in another order each time
             setattr(config, name, sorted(names))
     model.save_pretrained(folder)
     Path(folder, "README.md").unlink()  # an empty model card
 
-    expected = logits_of(model, inputs)
+    whole = logits_of(model, inputs)
+    expected = whole[:, -bare.shape[1] :].contiguous() if whole.dim() == 3 else whole  # without those of a prompt
     check_different(expected, bare, folder)
     save_file({"logits": expected}, f"{folder}/expected.safetensors")
     again = PeftModel.from_pretrained(load_host(host), folder)
-    assert torch.equal(logits_of(again, inputs), expected), f"{folder} does not survive loading"
+    assert torch.equal(logits_of(again, inputs), whole), f"{folder} does not survive loading"
 
 
 def main() -> None:

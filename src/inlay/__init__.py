@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from inlay.host.setup import Average, Fuse, Rows, Setup, Stack
     from inlay.host.verbs import activate, activated, active, add, freeze, leave_out, remove, strip, summary, train
     from inlay.methods import (
+        IA3,
         METHODS,
         PHM,
+        SAID,
         AdapterDrop,
         Bapna,
         BitFit,
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
         Mixture,
         Parallel,
         Pfeiffer,
+        Prefix,
+        Prompt,
+        UniPELT,
     )
     from inlay.report.plots import plot_fusion
 
@@ -72,6 +77,7 @@ _PUBLIC = {
     "inlay.methods": (
         "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop", "PHM", "Compacter",
         "CompacterPlusPlus", "LowRank", "BitFit", "LoRA", "Mixture", "HeadOnly",
+        "IA3", "Prefix", "Prompt", "SAID", "UniPELT",
     ),
     "inlay.anatomy.families": ("register_family",),
     "inlay.anatomy.places": ("Branch", "Family", "Layers", "Projection"),

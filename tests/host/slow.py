@@ -50,7 +50,8 @@ def slowly(host: nn.Module, setup: inlay.Setup) -> Iterator[None]:
             )
         last = host.get_submodule(end.modules[-1])
         handles.append(last.register_forward_hook(lambda m, a, o, n=name: finish(m, a, o, n)))
-    for path in {p.module for p in anatomy.places.values() if p.changes and p.module not in ends}:
+    outputs = [p for p in anatomy.places.values() if p.changes and p.acts == "output"]
+    for path in {p.module for p in outputs if p.module not in ends}:
         handles.append(host.get_submodule(path).register_forward_hook(lambda m, a, o, p=path: alone(m, a, o, p)))
     inlay.activate(host, None)
     try:

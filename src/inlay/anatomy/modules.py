@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -14,6 +16,18 @@ def has_module(host: nn.Module, path: str) -> bool:
     except AttributeError:
         return False
     return True
+
+
+def forward_of(kind: type[nn.Module]) -> Any:
+    """The function that a class runs, without the decorators around it."""
+    return inspect.unwrap(kind.forward)
+
+
+def takes_keys(attention: nn.Module) -> bool:
+    """Whether an attention calls transformers' attention interface and hands keywords on to it."""
+    forward = forward_of(type(attention))
+    keywords = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(forward).parameters.values())
+    return keywords and "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
 
 
 def name_of(host: nn.Module, wanted: nn.Module) -> str:

@@ -13,6 +13,10 @@ A `Place` is a spot in one host where an inlay can act. Its `kind` is
   linear                   every other linear map of the host
   bias, head_bias          every module that adds a bias, below the head and in it
   norm, head               modules that an inlay's own copy may stand in for
+  o.input, ffn_out.input   what goes into a projection that ends a branch
+  self_attention, cross_attention   the keys and values that an attention sees
+  tokens                   the embedded tokens that the lowest stack begins with
+  weights                  every weight below the head
 Names are relative to the layer, the layers to `host.base_model`, which every transformers model has.
 """
 
@@ -20,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # the table of families is read without torch
     from torch import nn
@@ -59,6 +63,10 @@ class Projection:
         d_out, d_in = reversed(weight.shape) if transposed else weight.shape
         return d_in, d_out // self.parts
 
+
+Acts = Literal["output", "input", "keys", "tokens", "weights"]
+"""What an inlay changes at a place: what a module gives, what goes into it, the keys and values that it attends to, the
+tokens that the host begins with, or a module's weights."""
 
 Roles = dict[str, tuple[Projection, ...]]
 """Projections by their role: q, k, v, o, ffn_in …"""
@@ -107,6 +115,10 @@ class Place:
     """Width of what it adds."""
     trailing: int = 0
     """Dimensions after the channels: a convolution's."""
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """The host's tensors by their names below the base model, where an inlay changes weights."""
+    acts: Acts = "output"
+    """What of the module an inlay changes."""
     branch: str = ""
     """The branch whose output this place gives, if it is one of the modules at a branch's end; see `BranchEnd`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from inlay.anatomy import families
-from inlay.anatomy.modules import biased_modules, has_module, head_modules, inside, last_word, name_of, norm_modules
+from inlay.anatomy.modules import (
+    biased_modules,
+    has_module,
+    head_modules,
+    inside,
+    last_word,
+    name_of,
+    norm_modules,
+    takes_keys,
+)
 from inlay.anatomy.places import Branch, BranchEnd, Family, Layers, Place, Projection
 from inlay.anatomy.probe import probe
 from inlay.errors import AnatomyError
@@ -58,6 +68,15 @@ class Anatomy:
     no_branches: str
     """Why no method can act at the branches of this host; empty where they can."""
 
+    no_keys: str
+    """Why the attention of this host takes no keys and values in front; empty where it does."""
+    positions: int | None
+    """How many tokens the host can tell apart, if there is a limit."""
+    layers: list[str]
+    """Dotted names of all layers."""
+    stacks: dict[str, str]
+    """Dotted name of the module that runs each stack's layers."""
+
     def __init__(self, host: PreTrainedModel) -> None:
         family = family_of(host)
         config = host.config.get_text_config()
@@ -67,8 +86,12 @@ class Anatomy:
         self.base = name_of(host, host.base_model)
         self.head = head_modules(host, self.base)
         self.not_norms = tuple(".".join(filter(None, (self.base, name))) for name in family.not_norms)
-        self.depth, self.places, self.branches = {}, {}, {}
+        self.positions = getattr(config, "max_position_embeddings", None)
+        self.depth, self.places, self.branches, self.stacks, self.layers = {}, {}, {}, {}, []
         self._add_layers(host, family)
+        self._add_tokens(host)
+        self._add_weights(host)
+        self.no_keys = self._why_no_keys(host)
         self._add_norms(host)
         self._add_biases(host)
         self._add_linears(host)
@@ -89,8 +112,10 @@ class Anatomy:
             except AttributeError:  # an encoder without its decoder, or the other way round
                 continue
             self.depth[stack] = depth
+            self.stacks[stack] = ".".join(filter(None, (self.base, layers.path.rpartition(".")[0])))
             for index in range(depth):
                 prefix = ".".join(filter(None, (self.base, layers.path, str(index))))
+                self.layers.append(prefix)
                 self.branches |= _branch_ends(host, f"{stack}.{index}", prefix, layers)
                 for place in _layer_places(host, stack, index, prefix, layers):
                     self._add(self._with_branch(place))
@@ -101,6 +126,41 @@ class Anatomy:
             raise AnatomyError(
                 f"{type(host).__name__} has no layers at {tried} below {self.base or 'its root'!r}.{hint}"
             )
+
+    def _add_tokens(self, host: PreTrainedModel) -> None:
+        embeddings: Any = host.get_submodule(self.embeddings)
+        width = embeddings.weight.shape[1]
+        self._add(Place("tokens", "tokens", self.embeddings, d_in=width, d_out=width, acts="tokens"))
+
+    def _add_weights(self, host: PreTrainedModel) -> None:
+        named = host.base_model.named_parameters()  # one name for what is tied
+        shapes = tuple((name, tuple(p.shape)) for name, p in named if p.is_floating_point())
+        total = sum(math.prod(shape) for _, shape in shapes)
+        self._add(Place("weights", "weights", self.base, d_in=total, d_out=total, shapes=shapes, acts="weights"))
+
+    def _why_no_keys(self, host: PreTrainedModel) -> str:
+        attentions = {p.module: host.get_submodule(p.module) for p in self.of_kind(*ATTENTIONS)}
+        if not attentions:
+            return f"the attention of {type(host).__name__} is not known, so nothing can be put in front of its keys."
+        for path, module in attentions.items():
+            if not takes_keys(module):
+                return (
+                    f"{path} ({type(module).__name__}) does not attend through transformers' attention interface, so "
+                    f"nothing can be put in front of its keys. Hosts such as bert, roberta, t5 or llama can take it; "
+                    f"T5 from transformers 5.16 on."
+                )
+        return ""
+
+    @property
+    def causal(self) -> bool:
+        """Whether the host is a decoder alone."""
+        return set(self.depth) == {"decoder"}
+
+    def attention_places(self, *kinds: str) -> list[Place]:
+        """Places where keys and values can be put in front; AnatomyError where this host's attention takes none."""
+        if self.no_keys:
+            raise AnatomyError(self.no_keys)
+        return list(self.of_kind(*kinds))
 
     def _add_norms(self, host: PreTrainedModel) -> None:
         for path in norm_modules(host):
@@ -129,7 +189,7 @@ class Anatomy:
 
     def _with_branch(self, place: Place) -> Place:
         """A place with the branch whose output its module gives, if there is one."""
-        if place.projection is not None and place.projection.parts > 1:
+        if place.acts != "output" or (place.projection is not None and place.projection.parts > 1):
             return place
         found = next((name for name, end in self.branches.items() if place.module in end.modules), "")
         return replace(place, branch=found)
@@ -159,6 +219,10 @@ class Anatomy:
             raise AnatomyError(f"no such layer: {', '.join(map(repr, unknown))}. This host has {have}.")
 
 
+INPUTS = ("o", "cross_o", "ffn_out")
+"""The projections whose input an inlay can change."""
+ATTENTIONS = {"self_attention": "k", "cross_attention": "cross_k"}
+"""The kinds of attention, and the projection that makes its keys."""
 LAST_PROJECTION = {"attention": "o", "ffn": "ffn_out"}
 """The projection that a branch ends in."""
 
@@ -206,8 +270,24 @@ def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, la
         there = [p for p in projections if has_module(host, at(p.path))]
         for projection in there:
             yield projected(role if len(there) == 1 else f"{role}.{last_word(projection.path)}", role, projection)
+        if role in INPUTS and len(there) == 1:
+            place = projected(f"{role}.input", f"{role}.input", there[0])
+            yield replace(place, projection=None, d_out=place.d_in, acts="input")
     for path, role in _whole_modules(layers).items():
         yield projected(role, role, Projection(path))
+    for kind, role in ATTENTIONS.items():
+        yield from _attention_places(host, kind, stack, index, prefix, layers.projections.get(role, ()))
+
+
+def _attention_places(
+    host: PreTrainedModel, kind: str, stack: str, index: int, prefix: str, keys: tuple[Projection, ...]
+) -> Iterator[Place]:  # fmt: skip
+    """The attention module is the one that holds the projection to keys."""
+    for projection in keys:
+        if has_module(host, f"{prefix}.{projection.path}"):
+            module = f"{prefix}.{projection.path.rpartition('.')[0]}"
+            d_in, d_out = projection.sizes(host.get_submodule(f"{prefix}.{projection.path}"))
+            yield Place(f"{stack}.{index}.{kind}", kind, module, stack, index, d_in=d_in, d_out=d_out, acts="keys")
 
 
 def _whole_modules(layers: Layers) -> dict[str, str]:

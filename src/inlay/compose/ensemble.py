@@ -20,8 +20,10 @@ def routing(host: nn.Module, name: str, how: Routing) -> Iterator[None]:
     inlay = inlays_of(host)[name]
     as_mixture(name, inlay.method)
     choices = alternatives(inlay)
-    if how not in ("merged", "random", "first"):
-        raise ConfigError(f"a mixture is routed 'merged', 'random' or 'first', got {how!r}")
+    if how not in ("merged", "random", "first", "learned"):
+        raise ConfigError(f"a mixture is routed 'merged', 'random', 'first' or 'learned', got {how!r}")
+    if how == "learned" and any(choice.gate is None for choice in choices):
+        raise ConfigError(f"{name!r} has no gate that could route it; add it with routing='learned'")
     before = [choice.routing for choice in choices]
     for choice in choices:
         choice.routing = how

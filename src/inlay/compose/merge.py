@@ -1,19 +1,23 @@
-"""Merge: a mixture becomes a plain inlay with the mean of its modules."""
+"""Merge: what only training needs is served as something plainer, such as a mixture as the mean of its modules."""
 
 from __future__ import annotations
 
 from torch import nn
 
+from inlay.errors import SetupError
 from inlay.host.verbs import bare, inlays_of
-from inlay.methods.mixture import as_mixture, merge_module
 
 
 def merge(host: nn.Module, name: str) -> None:
-    """Turn a mixture into a plain inlay of its base method with the mean of its modules, under the same name."""
+    """Turn a mixture into a plain inlay of its base method with the mean of its modules, under the same name.
+
+    A reparametrised prefix becomes the vectors that its network gives.
+    """
     model, inlays = bare(host), inlays_of(host)
     inlay = inlays[name]
-    mixture = as_mixture(name, inlay.method)
-    for part in inlay.parts.values():
-        merge_module(part)
-    inlay.take_method(mixture.method)
+    plain = inlay.method.merged(inlay.parts.values())
+    if plain is None:
+        raise SetupError(f"{name!r} is a {inlay.method.kind} inlay, not a mixture, and has nothing to merge")
+    inlay.take_method(plain)
+    inlay.shared = plain.needed_of(inlay.shared)
     inlays.activate(model, inlays.active)

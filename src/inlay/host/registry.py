@@ -20,11 +20,24 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from inlay.anatomy.modules import inside
-from inlay.anatomy.places import Place
+from inlay.anatomy.places import Acts, Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import NamingError, SetupError, nearest
 from inlay.host.heads import Head, bare_copy, build_head
-from inlay.host.hooks import Active, BranchInput, Entry, HeadSite, Site, is_hooked
+from inlay.host.hooks import (
+    Active,
+    BranchInput,
+    Entry,
+    HeadSite,
+    Hooked,
+    InputSite,
+    KeySite,
+    Site,
+    TokenSite,
+    WeightSite,
+    is_hooked,
+)
+from inlay.host.keys import check_attention, name_attention
 from inlay.host.resolve import Resolver, member_part
 from inlay.host.setup import Setup, check_setup, names_in
 from inlay.methods.acting import Draw, Reads
@@ -39,9 +52,9 @@ def key_of(name: str) -> str:
     return f"{key}:" if hasattr(nn.ModuleDict, key) else key
 
 
-def site_key(path: str) -> str:
+def site_key(path: str, acts: Acts = "output") -> str:
     """A host module's path as a module's name, which ends like no name of the host's own."""
-    return f"at:{path.replace('.', ':')}"
+    return f"{'at' if acts == 'output' else acts}:{path.replace('.', ':')}"
 
 
 def id_of(key: str) -> str:
@@ -73,6 +86,8 @@ class Inlay(nn.Module):
             with torch.device(device or like.device):
                 part = self.method.build(place, self.shared)
             self.parts[key_of(place.id)] = part.to(like.dtype)
+            self.shared.to(like.dtype)
+            self.method.start(part, host.get_submodule(place.module))
         if self.norms:
             for place in anatomy.of_kind("norm"):
                 self.parts[key_of(place.id)] = bare_copy(host.get_submodule(place.module))
@@ -205,23 +220,35 @@ class Inlays(nn.Module):
     def admit(self, host: PreTrainedModel, inlay: Inlay) -> None:
         """Take in a filled inlay, which learns nothing until `train` says so, and hook the modules that are new."""
         inlay.train(host.training).requires_grad_(False)
+        inlay.method.watch(inlay, self.entry.real)
         self.all[key_of(inlay.name)] = inlay
         for place in self.places_of(inlay):
-            if site_key(place.module) not in self.sites:
-                self.sites[site_key(place.module)] = self._site(host, place)
+            if site_key(place.module, place.acts) not in self.sites:
+                self.sites[site_key(place.module, place.acts)] = self._site(host, place)
         forget_compiled()
 
-    def _site(self, host: PreTrainedModel, place: Place) -> Site:
+    def _site(self, host: PreTrainedModel, place: Place) -> Hooked:
+        if place.acts == "input":
+            return InputSite(host, place.module, self.acting)
+        if place.acts == "keys":
+            return KeySite(host, place.module, self.acting, self.entry)
+        if place.acts == "weights":
+            return WeightSite(host, self.anatomy, self.acting)
+        if place.acts == "tokens":
+            return TokenSite(host, self.anatomy, self.acting, self.entry)
         if place.kind in ("head", "head_bias") or inside(place.module, self.anatomy.head):
             return HeadSite(host, place.module, self.acting, self.entry)
         if place.branch and site_key(place.branch) not in self.branches:
             end = self.anatomy.branches[place.branch]
             self.branches[site_key(place.branch)] = BranchInput(host, place.branch, end, self.acting)
         branch = self.branches[site_key(place.branch)] if place.branch else None
-        return Site(host, place.module, self.acting, branch)  # type: ignore[arg-type]
+        return Site(host, place.module, self.acting, branch, self.entry.real)  # type: ignore[arg-type]
 
     def places_of(self, inlay: Inlay) -> list[Place]:
-        return [self.anatomy.places[place_id] for place_id in inlay.place_ids()]
+        places = [self.anatomy.places[place_id] for place_id in inlay.place_ids()]
+        if self.anatomy.causal and any(place.acts == "tokens" for place in places):
+            places += self.anatomy.attention_places("self_attention")  # tokens act there as keys and values
+        return places
 
     def dismiss(self, name: str) -> None:
         """Let an inlay go."""
@@ -232,7 +259,7 @@ class Inlays(nn.Module):
         """Take the hooks off the modules where no inlay has anything any more."""
         places = [place for inlay in self for place in self.places_of(inlay)]
         for table, needed in (
-            (self.sites, {site_key(place.module) for place in places}),
+            (self.sites, {site_key(place.module, place.acts) for place in places}),
             (self.branches, {site_key(place.branch) for place in places}),
         ):
             for key in [key for key in table if key not in needed]:
@@ -255,8 +282,11 @@ class Inlays(nn.Module):
         if self.folded is not None and setup != self.folded.name:
             self.folded.refuse()
         resolver = Resolver(host, self.anatomy, self.__getitem__, self.folded is not None)
-        plan = resolver.plan(setup, [site.path for site in self.sites.values()])  # type: ignore[misc]
+        plan = resolver.plan(setup, [site.path for site in self.sites.values() if isinstance(site, Site)])
+        if plan.attends:
+            check_attention(host)
         self.acting.switch(plan)
+        name_attention(host, self.acting.attends())
         self._show_labels(host, resolver.heads(setup))
 
     def _show_labels(self, host: PreTrainedModel, heads: list[Head]) -> None:

@@ -16,14 +16,16 @@ trained bias of a norm, is added after that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
 from inlay.anatomy.places import BranchEnd, Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
+from inlay.host.front import InFront, line_up
 from inlay.host.heads import Head, PooledHead
 from inlay.host.hooks import Plan
 from inlay.host.setup import Average, Fuse, Rows, Setup, Stack, names_in, walk
@@ -31,6 +33,7 @@ from inlay.host.steps import ByRow, HostNorm, Mean, PooledStandIn, StandIn, Unch
 from inlay.methods.acting import Draw, Reads, Spot, Step
 from inlay.methods.base import Method
 
+T = TypeVar("T")
 Around = Callable[[Setup], Setup]
 """A part to the whole setup as the rows of that part see it."""
 
@@ -57,6 +60,7 @@ class Resolver:
         for part in walk(setup):
             if isinstance(part, Fuse):
                 self.inlay_named(part.name).method.check_pins(part.name, dict(part.pinned))
+        self._check_averages(setup)
         heads = self.heads(setup)
         steps: dict[str, Step] = {}
         self.keeps: set[str] = set()
@@ -74,13 +78,93 @@ class Resolver:
         if rows:
             self._check_rows(setup, steps)
         return Plan(
-            setup, steps, frozenset(self.keeps), frozenset(lasts), frozenset(branches), rows,
+            setup, steps, keeps=frozenset(self.keeps), lasts=frozenset(lasts), branches=frozenset(branches), rows=rows,
+            inputs=self._inputs(setup), weights=self._weights(setup), **self._fronts(setup),
+            masks=any(self.inlay_named(name).method.reads_texts for name in names_in(setup)),
             pools=any(head.pooling for head in heads), per_token=any(head.per_token for head in heads),
             draws=tuple((inlay, inlay.draw) for inlay in map(self.inlay_named, names_in(setup))),  # type: ignore[misc]
         )  # fmt: skip
 
     def _branch_of(self, module: str) -> str | None:
         return next((name for name, end in self.anatomy.branches.items() if module in end.modules), None)
+
+    def _fronts(self, setup: Setup) -> dict[str, Any]:
+        """What stands in front: of keys, of tokens, and how far that moves positions."""
+        keys: dict[str, InFront] = {}
+        tokens: InFront | None = None
+        for place in self.anatomy.places.values():
+            if place.acts in ("keys", "tokens"):
+                front = line_up(self._by_row(setup, lambda inlay, place=place: _some(inlay.part(place))))  # type: ignore[misc]
+                if front is not None and place.acts == "keys":
+                    keys[place.module] = front
+                elif front is not None:
+                    tokens = front
+        moves = self._by_row(setup, lambda inlay: (inlay.method.moves(self.anatomy),))
+        shifts = tuple(map(sum, moves))
+        attends = bool(keys) or (tokens is not None and self.anatomy.causal)
+        shifts = shifts if len(set(shifts)) > 1 else shifts[:1]
+        return {"keys": keys, "tokens": tokens, "attends": attends, "shifts": shifts}
+
+    def _by_row(self, setup: Setup, each: Callable[[Resident], tuple[T, ...]]) -> list[tuple[T, ...]]:
+        """What the inlays of a setup have, in its order: for all rows together, or for each part of Rows."""
+        if setup is None or isinstance(setup, Average):
+            return [()]
+        if isinstance(setup, str | Fuse):
+            return [each(self.inlay_named(name_in(setup)))]
+        if isinstance(setup, Rows):
+            return [mine for part in setup.parts for mine in self._by_row(part, each)]
+        parts = [self._by_row(part, each) for part in setup.parts]
+        rows = math.lcm(*map(len, parts))  # an encoder may see fewer rows than its decoder's beams
+        return [sum((part[row * len(part) // rows] for part in parts), ()) for row in range(rows)]
+
+    def _weights(self, setup: Setup) -> tuple[tuple[nn.Module, float], ...]:
+        """How much of whose changes of the host's weights: what acts is linear in them."""
+        place = next(self.anatomy.of_kind("weights"))
+        found: dict[nn.Module, float] = {}
+
+        def walk_in(part: Setup, share: float) -> None:
+            if isinstance(part, Average):
+                for inner, weight in zip(part.parts, part.weights, strict=True):
+                    walk_in(inner, share * weight)
+            elif isinstance(part, Stack):
+                for inner in part.parts:
+                    walk_in(inner, share)
+            elif isinstance(part, Rows):
+                for name in names_in(part):
+                    if self.inlay_named(name).part(place) is not None:
+                        raise SetupError(
+                            f"{name!r} ({self.inlay_named(name).method.kind}) changes the host's weights, which all "
+                            f"rows of a batch share, so it cannot act in Rows."
+                        )
+            elif part is not None and (module := self.inlay_named(name_in(part)).part(place)) is not None:
+                found[module] = found.get(module, 0.0) + share
+
+        walk_in(setup, 1.0)
+        return tuple(found.items())
+
+    def _inputs(self, setup: Setup) -> dict[str, Step]:
+        """What is made of the inputs of modules."""
+        places = [place for place in self.anatomy.places.values() if place.acts == "input"]
+        found = {place.module: self._change(setup, [place], lambda part: part) for place in places}
+        return {module: step for module, step in found.items() if step is not None}
+
+    def _check_averages(self, setup: Setup) -> None:
+        """Refuse a mean of results that is not the mean of what each part would have given."""
+        before = [place for place in self.anatomy.places.values() if place.acts != "output"]
+        for part in walk(setup):
+            inlays = [self.inlay_named(name) for name in names_in(part)] if isinstance(part, Average) else []
+            for inlay in inlays:
+                acts = {place.acts for place in before if inlay.part(place) is not None}
+                if acts & {"keys", "tokens"}:
+                    raise SetupError(
+                        f"{part}: {inlay.name!r} ({inlay.method.kind}) puts something in front of what the host "
+                        f"attends to, and such results have no mean in one pass. Use Rows, or inlay.average."
+                    )
+                if acts and any(other.method.kind != inlay.method.kind for other in inlays):
+                    raise SetupError(
+                        f"{part}: {inlay.name!r} ({inlay.method.kind}) changes what goes into a module or its weights, "
+                        f"and only parts of its own kind can share that. Use Rows, or a Stack."
+                    )
 
     def _check_rows(self, setup: Setup, steps: dict[str, Step]) -> None:
         shared = [place.id for place in self.anatomy.places.values() if place.module in steps]
@@ -92,7 +176,7 @@ class Resolver:
 
     def _at_module(self, setup: Setup, module: str, norm: Step | None = None) -> Step | None:
         """What stands in for a module, then what is added to its output."""
-        places = [place for place in self.anatomy.places.values() if place.module == module]
+        places = [p for p in self.anatomy.places.values() if p.module == module and p.acts == "output"]
         steps = []
         for place in places:
             if not place.changes:
@@ -237,6 +321,10 @@ def member_part(inlay: Resident, place: Place, anatomy: Anatomy) -> tuple[nn.Mod
         if near in anatomy.places and (part := inlay.part(anatomy.places[near])) is not None:
             return part, inlay.method.reads_at(anatomy.places[near])
     return None
+
+
+def _some(module: nn.Module | None) -> tuple[nn.Module, ...]:
+    return () if module is None else (module,)
 
 
 def name_in(setup: str | Fuse) -> str:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from inlay.anatomy.places import in_layers
 from inlay.errors import NamingError, SetupError
 from inlay.host.heads import Head
+from inlay.host.keys import name_attention
 from inlay.host.registry import ATTRIBUTE, Inlay, Inlays, forget_compiled, key_of
 from inlay.host.setup import Setup, names_in
 from inlay.methods.base import Method
@@ -159,6 +160,7 @@ def strip(host: nn.Module) -> None:
     if inlays.folded is not None:
         inlays.folded.refuse()
     inlays.activate(model, None)
+    name_attention(model, False)
     for hooked in (*inlays.sites.values(), *inlays.branches.values(), inlays.entry):
         hooked.unhook()
     delattr(model, ATTRIBUTE)

@@ -6,14 +6,21 @@ from inlay.methods.bottleneck import AdapterDrop, Bapna, Bottleneck, Houlsby, Pa
 from inlay.methods.compacter import Compacter, CompacterPlusPlus
 from inlay.methods.fusion import Fusion
 from inlay.methods.head import HeadOnly
+from inlay.methods.ia3 import IA3
 from inlay.methods.lora import LoRA
 from inlay.methods.lowrank import LowRank
 from inlay.methods.mixture import Mixture
 from inlay.methods.phm import PHM
+from inlay.methods.prefix import Prefix
+from inlay.methods.prompt import Prompt
+from inlay.methods.said import SAID
+from inlay.methods.unipelt import UniPELT
 
 __all__ = [
+    "IA3",
     "METHODS",
     "PHM",
+    "SAID",
     "AdapterDrop",
     "Bapna",
     "BitFit",
@@ -29,5 +36,8 @@ __all__ = [
     "Mixture",
     "Parallel",
     "Pfeiffer",
+    "Prefix",
+    "Prompt",
+    "UniPELT",
     "method_from",
 ]

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 
 from inlay.anatomy.places import Place
 
-Reads = Literal["output", "residual", "stream", "normed", "input"]
+Reads = Literal["output", "own", "residual", "stream", "normed", "input"]
 """What a module reads at its place:
 
 output     h, the branch's output
+own        h, of a fused projection only the part that is this place's
 residual   r, what the branch's output is added to
 stream     h + r
 normed     LN(h + r) in post-LN hosts, with the host's own norm of that place; h + r in pre-LN hosts
@@ -37,7 +38,7 @@ class Seen:
     hidden: Tensor | None = None
     """Heads: the last hidden states (B, T, D)."""
     mask: Tensor | None = None
-    """Heads: 1 at real tokens, 0 at padding (B, T)."""
+    """1 at real tokens, 0 at padding (B, T); for heads, and for what reads whole texts."""
     earlier: Mapping[str, Tensor] = field(default_factory=dict)
     """Inputs of modules that ran before this one at the same branch's end, by their names."""
 
@@ -59,6 +60,9 @@ class Draw:
 
     An inlay has one, which its method made; it is drawn when the host's forward begins, from torch's own generator.
     """
+
+    passes = 1
+    """Into how many equal parts the batch falls, each with draws of its own."""
 
     def draw(self) -> None: ...
 
@@ -103,6 +107,8 @@ def read(reads: Reads, h: Tensor, seen: Seen, place: Place, norm: Step | None) -
     """What a module reads at its place; see `Reads`."""
     if reads == "output":
         return h
+    if reads == "own":
+        return part_of(h, place)
     if reads == "input":
         return seen.earlier[place.module] if place.module in seen.earlier else seen.args[0]
     assert seen.residual is not None
@@ -116,6 +122,16 @@ def in_dtype_of(module: nn.Module, x: Tensor) -> Tensor:
     """x in the dtype of a module's parameters: some hosts keep a part of themselves in another. Autocast sees to it."""
     parameter = next(module.parameters())
     return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
+
+
+def part_of(h: Tensor, place: Place) -> Tensor:
+    """One part of a fused projection's output: what `spread` puts back."""
+    projection = place.projection
+    if projection is None or projection.parts == 1:
+        return h
+    if not projection.per_head:
+        return h.chunk(projection.parts, -1)[projection.part]
+    return h.unflatten(-1, (place.heads, projection.parts, -1))[..., projection.part, :].flatten(-2)
 
 
 def spread(delta: Tensor, place: Place) -> Tensor:

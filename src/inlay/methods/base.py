@@ -55,6 +55,8 @@ class Method(Config):
     """Its paper's longest training."""
     standalone: ClassVar[bool] = True
     """Whether it can be added by itself with nothing but its defaults."""
+    reads_texts: ClassVar[bool] = False
+    """Whether its modules read whole texts, and have to know which tokens are real."""
     mixes: ClassVar[tuple[str, ...]] = ()
     """The projections of its modules that a mixture can hold alternatives of; none: no mixture can hold it."""
 
@@ -89,6 +91,24 @@ class Method(Config):
     def make_draw(self, parts: nn.Module) -> Draw:
         """What an inlay of this method leaves to chance in a training step; `parts` are its modules."""
         return Draw()
+
+    def start(self, part: nn.Module, module: nn.Module) -> None:
+        """Let a new module begin with something of the host's own module at its place."""
+
+    def moves(self, anatomy: Anatomy) -> int:
+        """By how many positions it moves the tokens of a host."""
+        return 0
+
+    def merged(self, parts: Iterable[nn.Module]) -> Method | None:
+        """Turn modules that only training needs into those that are served: the method they then have, or None."""
+        return None
+
+    def watch(self, inlay: nn.Module, real: Any) -> None:
+        """Let modules that read whole texts see where a host's hooks leave which tokens are real."""
+
+    def needed_of(self, shared: nn.Module) -> nn.Module:
+        """What an inlay that was merged into this method still needs of what its modules had in common."""
+        return shared
 
     def step(self, spot: Spot) -> Step:
         """What the active setup runs at one place."""

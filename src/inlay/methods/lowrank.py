@@ -21,6 +21,7 @@ class LowRankLinear(nn.Module):
 
     def __init__(self, k: int, d: int, rank: int) -> None:
         super().__init__()
+        self.in_features = k
         self.left = nn.Parameter(torch.empty(k, rank))
         self.right = nn.Parameter(torch.empty(rank, d))
         self.bias = nn.Parameter(torch.zeros(d))

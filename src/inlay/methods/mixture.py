@@ -3,11 +3,20 @@
     down ∈ {down_1 … down_M}          each training step draws one of the M for every layer and projection, for the
     up   ∈ {up_1 … up_M} or shared    whole batch; afterwards the M are averaged once into a plain inlay
 
-A mixture is a modifier: it takes any method whose modules have a `down` and an `up`.
+Learned routing is what stochastic routing is compared with: a gate sends each token, or each text, to the module that
+it trusts most, and scales what that gives (Fedus et al. 2022):
+
+    y = p_c · map_c(x)     p = softmax(W_g x), c = argmax p          loss + balance · M Σ_m f_m P_m
+
+f_m is the share of tokens or texts that went to module m, P_m the mean of its p.
+
+A mixture is a modifier: it takes any method that says which of its maps can
+have alternatives.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
@@ -18,25 +27,28 @@ from torch import Tensor, nn
 
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
-from inlay.errors import SetupError
+from inlay.errors import ConfigError, SetupError
 from inlay.methods.acting import Draw, Reads
 from inlay.methods.base import Method, method_from, register
 
-Routing = Literal["merged", "random", "first"]
+Routing = Literal["merged", "random", "first", "learned"]
 
 
 class Alternatives(nn.Module):
     """M linear maps of one form, of which one acts at a time."""
 
-    def __init__(self, maps: list[nn.Module]) -> None:
+    def __init__(self, maps: list[nn.Module], gate: Gate | None = None) -> None:
         super().__init__()
         self.maps = nn.ModuleList(maps)
+        self.gate = gate
         self.passes = 1
         """In training: into how many equal parts the batch falls, each with a draw of its own."""
-        self.routing: Routing = "merged"
-        """In evaluation: the mean of the maps, a random one, or the first."""
+        self.routing: Routing = "merged" if gate is None else "learned"
+        """In evaluation: the mean of the maps, a random one, the first, or the one that a gate chooses."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.gate is not None and (self.training or self.routing == "learned"):
+            return self.gate.route(x, self.maps)
         if not self.training and self.routing != "random":
             return (
                 self.maps[0](x)
@@ -75,6 +87,84 @@ class Alternatives(nn.Module):
         return self.maps[0]
 
 
+class Noted(threading.local):
+    """What a forward leaves for the loss, in each thread; copies and pickles start anew."""
+
+    def __init__(self) -> None:
+        self.balance: Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Noted:
+        return Noted()
+
+    def __reduce__(self) -> tuple[type[Noted], tuple[()]]:
+        return Noted, ()
+
+
+class Gate(nn.Module):
+    """Sends each token, or each text, to one of M maps."""
+
+    def __init__(self, width: int, modules: int, by: Literal["token", "text"]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, modules, bias=False)
+        nn.init.normal_(self.linear.weight, std=0.02)
+        self.by = by
+        self.real: tuple[Any, ...] = ()
+        """Where the host's hooks leave which tokens are real."""
+        self.noted = Noted()
+
+    def route(self, x: Tensor, maps: nn.ModuleList) -> Tensor:
+        mask = self._mask(x)
+        if self.by == "text":
+            each = x if x.dim() == 2 else _mean(x, mask)  # (B, D)
+            units, weight = x, None
+        else:
+            units = each = x.flatten(0, -2)  # (N, D)
+            weight = None if mask is None else mask.flatten().to(x.dtype)
+        p = self.linear(each).softmax(-1)  # (N, M)
+        chosen = p.argmax(-1)
+        self.noted.balance = _balance(p, chosen, weight) if self.training else None
+        found = out = None
+        for m, one in enumerate(maps):
+            at = (chosen == m).nonzero().squeeze(-1)
+            found = one(units[at])
+            found = found * p[at, m].view(-1, *(1,) * (found.dim() - 1))
+            out = found.new_zeros(units.shape[0], *found.shape[1:]) if out is None else out
+            out = out.index_copy(0, at, found)
+        assert out is not None
+        return out if self.by == "text" else out.unflatten(0, x.shape[:-1])
+
+    def _mask(self, x: Tensor) -> Tensor | None:
+        mask = self.real[0].value if self.real else None
+        if mask is None or x.dim() != 3 or mask.shape[1] != x.shape[1]:
+            return None
+        if mask.shape[0] != x.shape[0]:
+            if self.by == "text":
+                raise SetupError(
+                    "a mixture that is routed by texts cannot act in Rows: it does not see which tokens of its rows "
+                    "are real. Merge it, or route it by tokens."
+                )
+            return None
+        return mask
+
+
+def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over real tokens."""
+    if mask is None:
+        return x.flatten(1, -2).mean(1)
+    real = mask[..., None].to(x.dtype)
+    return (x * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+def _balance(p: Tensor, chosen: Tensor, weight: Tensor | None) -> Tensor:
+    """M Σ f_m P_m: least, and 1, where all modules get the same."""
+    modules = p.shape[-1]
+    hits = torch.nn.functional.one_hot(chosen, modules).to(p.dtype)
+    if weight is None:
+        return modules * (hits.mean(0) * p.mean(0)).sum()
+    share = (weight / weight.sum().clamp(min=1))[:, None]
+    return modules * ((hits * share).sum(0) * (p * share).sum(0)).sum()
+
+
 @register("mixture")
 class Mixture(Method):
     """M alternatives of a method's projections."""
@@ -88,6 +178,13 @@ class Mixture(Method):
     share: Literal["up", "down"] | None = "up"
     """Which projection has one map for all M; None: neither."""
 
+    routing: Literal["random", "learned"] = "random"
+    """How training chooses: by chance (AdaMix), or by a gate that learns to."""
+    by: Literal["token", "text"] = "token"
+    """What a learned gate sends to a module: each token by itself, or a whole text."""
+    balance: float = Field(default=0.01, ge=0)
+    """Weight of the penalty that keeps a learned gate from using one module only."""
+
     def __init__(self, method: Any = None, **fields: Any) -> None:
         super().__init__(**{"method": method, **fields})
 
@@ -96,7 +193,10 @@ class Mixture(Method):
     def _a_method(cls, method: Any) -> Method:
         method = method_from(method) if isinstance(method, dict) else method
         if not isinstance(method, Method) or not method.mixes:
-            raise ValueError("a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA()")
+            raise ValueError(
+                "a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA(), "
+                "or one of prompts, prefixes or IA3"
+            )
         return method
 
     def usual_rate(self, text: bool = False) -> float:
@@ -104,10 +204,28 @@ class Mixture(Method):
         return float(self.method.usual_rate(text))
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "method": self.method.describe(), "modules": self.modules, "share": self.share}
+        described = {"kind": self.kind, "method": self.method.describe(), "modules": self.modules, "share": self.share}
+        learned = {"routing": self.routing, "by": self.by, "balance": self.balance}
+        return described | learned if self.routing == "learned" else described
+
+    @property
+    def reads_texts(self) -> bool:  # type: ignore[override]
+        return self.routing == "learned" or bool(self.method.reads_texts)
 
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
-        return self.method.places(anatomy)
+        for place in self.method.places(anatomy):
+            if self.routing == "learned":
+                self._check_gate(place, anatomy)
+            yield place
+
+    def _check_gate(self, place: Place, anatomy: Anatomy) -> None:
+        if place.acts in ("keys", "tokens") and self.by == "token":
+            raise ConfigError("what stands in front of a text is the same for all its tokens: use by='text'.")
+        if self.by == "text" and (anatomy.causal or place.stack == "decoder"):
+            raise ConfigError(
+                f"{place.id}: a decoder has no whole text while it writes, so that no gate can judge it. Use "
+                f"by='token', or leave the decoder out."
+            )
 
     def reads_at(self, place: Place) -> Reads:
         return self.method.reads_at(place)
@@ -122,10 +240,33 @@ class Mixture(Method):
         return bool(self.method.owns_norms())
 
     def compared_passes(self) -> int:
-        return 2 if self.modules > 1 else 1
+        return 2 if self.modules > 1 and self.routing == "random" else 1
+
+    def penalty(self, parts: Iterable[nn.Module]) -> Tensor | None:
+        found = [
+            choice.gate.noted.balance for part in parts for choice in alternatives(part) if choice.gate is not None
+        ]
+        noted = [balance for balance in found if balance is not None]
+        return self.balance * torch.stack(noted).sum() if noted else None
+
+    def watch(self, inlay: nn.Module, real: Any) -> None:
+        for choice in alternatives(inlay):
+            if choice.gate is not None:
+                choice.gate.real = (real,)
 
     def why_not_plain(self, name: str) -> str | None:
         return f"{name!r} is a mixture. Merge it first: inlay.merge(host, {name!r})."
+
+    def merged(self, parts: Iterable[nn.Module]) -> Method | None:
+        for part in parts:
+            merge_module(part)
+        return self.method
+
+    def moves(self, anatomy: Anatomy) -> int:
+        return int(self.method.moves(anatomy))
+
+    def start(self, part: nn.Module, module: nn.Module) -> None:
+        self.method.start(part, module)
 
     def build(self, place: Place, shared: nn.Module) -> nn.Module:
         made = [self.method.build(place, shared) for _ in range(self.modules)]
@@ -136,8 +277,17 @@ class Mixture(Method):
                     if hasattr(other, "borrow"):  # a rule of its own is the first one's
                         other.borrow(maps[0])
                 set_apart(maps)
-                setattr(made[0], projection, Alternatives(maps))
+                gate = Gate(_width(maps[0], place), self.modules, self.by) if self.routing == "learned" else None
+                setattr(made[0], projection, Alternatives(maps, gate))
         return made[0]
+
+
+def _width(linear: nn.Module, place: Place) -> int:
+    """The width of what a map reads."""
+    for name in ("in_features", "d_in"):
+        if isinstance(width := getattr(linear, name, None), int):
+            return width
+    return place.d_in if place.acts != "output" else place.d_out
 
 
 class Doubling(Draw):
@@ -152,6 +302,7 @@ class Doubling(Draw):
         self.next = 1
 
     def draw(self) -> None:
+        self.passes = self.next
         for choice in self.choices:
             choice.passes = self.next
         self.inner.draw()
@@ -175,7 +326,7 @@ def doubled(draws: Iterable[Draw], passes: int) -> Iterator[None]:
 
 def set_apart(maps: list[nn.Module], std: float = 1e-3) -> None:
     """Let maps that start alike, as LoRA's zeros do, differ a little, and leave their mean where it is."""
-    weights = [m.weight for m in maps if isinstance(m, nn.Linear)]
+    weights = [w for m in maps if isinstance(w := getattr(m, "weight", None), nn.Parameter)]
     if weights and not weights[0].is_meta and all(torch.equal(weights[0], other) for other in weights[1:]):
         noise = torch.stack([torch.randn_like(weight) for weight in weights]) * std
         with torch.no_grad():
@@ -190,8 +341,7 @@ def alternatives(module: nn.Module) -> list[Alternatives]:
 
 def merge_module(module: nn.Module) -> nn.Module:
     """Put the mean in the place of every choice."""
-    for projection in ("down", "up"):
-        choice = getattr(module, projection, None)
+    for projection, choice in list(module.named_children()):
         if isinstance(choice, Alternatives):
             setattr(module, projection, choice.merged())
     return module

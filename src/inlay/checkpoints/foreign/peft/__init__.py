@@ -1,4 +1,4 @@
-"""Folders of `peft`: LoRA, with or without a head and trained biases.
+"""Folders of `peft`: LoRA, with or without a head and trained biases; prompts, prefixes and IA3.
 
 adapter_config.json         peft_type LORA, r, lora_alpha, target_modules, patterns …
 adapter_model.safetensors   base_model.model.<module>.lora_A.weight (r, D_in), .lora_B.weight (D_out, r)
@@ -8,6 +8,7 @@ adapter_model.safetensors   base_model.model.<module>.lora_A.weight (r, D_in), .
 options   adapter_config.json
 targets   which modules its names and patterns mean
 keys      which key of the file is which tensor of ours
+ways      prompts, prefixes and IA3, both ways
 read      a folder becomes an inlay
 write     an inlay becomes a folder
 """

@@ -16,7 +16,7 @@ BIASES: dict[Literal["none", "lora_only", "all"], Bias] = {"none": "none", "lora
 Names = tuple[str, ...] | str | None
 """The ends of module names, or one pattern for whole names."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_NOTES = {
+NOTES = {
     "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type",
     "runtime_config", "megatron_core", "qalora_group_size", "eva_config", "lora_ga_config",
 }  # fmt: skip
@@ -28,10 +28,12 @@ def _absent(*neutral: Any) -> Any:
 
 
 class PeftOptions(Config):
-    """LoraConfig of peft 0.21 and of its first versions, without `_NOTES`."""
+    """LoraConfig of peft 0.21 and of its first versions, without `NOTES`."""
 
     # followed
-    peft_type: Annotated[str, only("LORA", why="of peft's methods Inlay reads LoRA")]
+    peft_type: Annotated[
+        str, only("LORA", why="of peft's methods Inlay reads LoRA, IA3, PREFIX_TUNING and PROMPT_TUNING")
+    ]
     r: int = Field(default=8, ge=1)
     lora_alpha: Positive = 8
     target_modules: Names = None
@@ -77,5 +79,5 @@ class PeftOptions(Config):
 
 
 def read_options(folder: Folder) -> PeftOptions:
-    told = {key: value for key, value in folder.object(CONFIG).items() if key not in _NOTES}
+    told = {key: value for key, value in folder.object(CONFIG).items() if key not in NOTES}
     return options(PeftOptions, told, folder / CONFIG)

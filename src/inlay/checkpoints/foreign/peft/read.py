@@ -20,6 +20,7 @@ from inlay.checkpoints.foreign.files import Folder, Tensors, blaming, check_size
 from inlay.checkpoints.foreign.heads import logits_weight
 from inlay.checkpoints.foreign.keys import filled
 from inlay.checkpoints.foreign.patterns import Patterns
+from inlay.checkpoints.foreign.peft import ways
 from inlay.checkpoints.foreign.peft.keys import (
     LEAVES,
     ROOT,
@@ -48,7 +49,7 @@ def reader_of(folder: Folder) -> Callable[[PreTrainedModel, Folder, str | None, 
 
 
 def load(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool) -> str:
-    """Set a LoRA into a host, under the name given or the folder's."""
+    """Set an inlay into a host, under the name given or the folder's."""
     name = folder.path.resolve().name if name is None else name
     free_name(host, name)
     with registering(host) as inlays:
@@ -58,6 +59,8 @@ def load(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool)
 
 def read(host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pickled: bool) -> Inlay:
     """The inlay of a folder, not yet on the host."""
+    if folder.object(CONFIG).get("peft_type") in ways.KINDS:
+        return ways.read(host, anatomy, folder, name, pickled)
     wanted = read_options(folder)
     found = without_copies(read_tensors(folder.path, SAFE, PICKLE, pickled), folder)
     places = whole_places(anatomy)

@@ -1,4 +1,4 @@
-"""Write a LoRA inlay as the files of peft."""
+"""Write an inlay as the files of peft."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from inlay.anatomy.modules import inside, last_word
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.files import Files, Folder, JsonObject, Tensors
 from inlay.checkpoints.foreign.heads import is_host_copy
+from inlay.checkpoints.foreign.peft import ways
 from inlay.checkpoints.foreign.peft.keys import ROOT, bias_key, host_bias, places_of
 from inlay.checkpoints.foreign.peft.lora_pair import LoraPair, lora_pairs
 from inlay.checkpoints.foreign.peft.options import BIASES, CONFIG, SAFE, PeftOptions
@@ -20,14 +21,16 @@ from inlay.checkpoints.foreign.peft.read import below_own_head, read
 from inlay.checkpoints.foreign.peft.targets import saved_by, target_names
 from inlay.errors import ConfigError
 from inlay.host.registry import Inlay, Inlays, key_of
-from inlay.methods import LoRA
+from inlay.methods import IA3, LoRA, Prefix, Prompt
 
 _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
 V = TypeVar("V")
 
 
 def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> Files:
-    """The files of a LoRA inlay in peft's format, by name."""
+    """The files of an inlay in peft's format, by name."""
+    if isinstance(inlay.method, IA3 | Prefix | Prompt):
+        return ways.write(host, inlays.anatomy, inlay)
     anatomy, method = inlays.anatomy, _lora(inlay)
     pairs = lora_pairs(inlay, anatomy, host)
     saved = _saved_modules(inlay, anatomy, host)
@@ -49,7 +52,9 @@ def _lora(inlay: Inlay) -> LoRA:
     """The inlay's method, if peft has all that the inlay has."""
     method = inlay.method
     if not isinstance(method, LoRA):
-        raise ConfigError(f"peft has no counterpart of the method {method.kind!r}; of Inlay's methods it knows LoRA")
+        raise ConfigError(
+            f"peft has no counterpart of the method {method.kind!r}; it knows LoRA, IA3, Prefix and Prompt"
+        )
     if inlay.norms:
         raise ConfigError("it owns layer norms, which a LoRA of peft does not have")
     if inlay.head is not None and inlay.head.pooling is not None:

@@ -1,0 +1,238 @@
+"""Prompts, prefixes and IA3 of peft, both ways.
+
+    PROMPT_TUNING   prompt_embeddings (P, D); twice as many for an encoder-decoder, of which the encoder's come first
+    PREFIX_TUNING   prompt_embeddings (P, L · 2 · W): a key and a value for each layer; real tokens move by P positions
+    IA3             base_model.model.<module>.ia3_l (D_out, 1), or (1, D_in) where the input is rescaled
+
+Refused, because peft computes something else: prompts on encoders, whose classifiers read the prompt's first token
+there, and prefixes on encoder-decoders, where the prefix has positions of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from transformers import PreTrainedModel
+
+from inlay.anatomy.places import Place
+from inlay.anatomy.survey import Anatomy
+from inlay.checkpoints.fitting import misfit, tensor_mismatches
+from inlay.checkpoints.foreign.files import (
+    Files,
+    Folder,
+    JsonObject,
+    Tensors,
+    blaming,
+    check_size,
+    options,
+    read_tensors,
+    shown,
+)
+from inlay.checkpoints.foreign.heads import logits_weight
+from inlay.checkpoints.foreign.peft.keys import ROOT, places_of, whole_places
+from inlay.checkpoints.foreign.peft.options import CONFIG, NOTES, PICKLE, SAFE
+from inlay.config import Config
+from inlay.errors import ConfigError
+from inlay.host.heads import Head
+from inlay.host.registry import Inlay
+from inlay.methods import IA3, Method, Prefix, Prompt
+
+KINDS = ("PROMPT_TUNING", "PREFIX_TUNING", "IA3")
+VECTORS = "prompt_embeddings"
+
+
+class InFrontOptions(Config):
+    """PromptTuningConfig and PrefixTuningConfig of peft 0.21."""
+
+    peft_type: str
+    num_virtual_tokens: int = Field(ge=1)
+    token_dim: Annotated[int | None, Field(ge=1)] = None
+    num_layers: Annotated[int | None, Field(ge=1)] = None
+    num_attention_heads: int | None = None
+    num_transformer_submodules: Annotated[int | None, Field(ge=1, le=2)] = None
+    modules_to_save: tuple[str, ...] | None = None
+    # only said of training and its start: what is saved is what they gave
+    encoder_hidden_size: int | None = None
+    prefix_projection: bool = False
+    init_weights: Any = None
+    prompt_tuning_init: str | None = None
+    prompt_tuning_init_text: Any = None
+    tokenizer_name_or_path: Any = None
+    tokenizer_kwargs: Any = None
+    prompt_tuning_init_state_dict_path: Any = None
+
+
+class IA3Options(Config):
+    """IA3Config of peft 0.21. Which modules are rescaled, and where, is told by the keys and their shapes."""
+
+    peft_type: str
+    target_modules: tuple[str, ...] | str | None = None
+    feedforward_modules: tuple[str, ...] | str | None = None
+    exclude_modules: tuple[str, ...] | str | None = None
+    modules_to_save: tuple[str, ...] | None = None
+    fan_in_fan_out: bool = False
+    init_ia3_weights: bool = True
+
+
+def read(host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pickled: bool) -> Inlay:
+    """The inlay of a folder, not yet on the host."""
+    told = {key: value for key, value in folder.object(CONFIG).items() if key not in NOTES}
+    kind = str(told.get("peft_type"))
+    found = read_tensors(folder.path, SAFE, PICKLE, pickled)
+    with blaming(folder.path):
+        method: Method
+        if kind == "IA3":
+            options(IA3Options, told, folder / CONFIG)
+            method, values, used = _ia3(anatomy, folder, found)
+        else:
+            wanted = options(InFrontOptions, told, folder / CONFIG)
+            check_size(f"num_virtual_tokens = {wanted.num_virtual_tokens}", wanted.num_virtual_tokens, found)
+            vectors = found.get(VECTORS)
+            if vectors is None or vectors.dim() != 2:
+                raise misfit(folder.path, [f"it has no {VECTORS}"])
+            make = _prompt if kind == "PROMPT_TUNING" else _prefix
+            method, values = make(anatomy, wanted, vectors)
+            used = {VECTORS}
+        head, saved, kept = _head(host, anatomy, found, ROOT if kind == "IA3" else "base_model.")
+        draft = Inlay(name, method, head).fill(host, anatomy, "meta")
+        own = {key: tensor for key, tensor in draft.tensors().items() if not key.startswith("head.")}
+        problems = tensor_mismatches(own, values)
+        problems += [f"tensor {shown(key)} is not expected" for key in sorted(found.keys() - used - kept)]
+        if problems:
+            raise misfit(folder.path, problems)
+        with torch.random.fork_rng(devices=[]):
+            inlay = Inlay(name, method, head).fill(host, anatomy)
+        here = {key: tensor.clone() for key, tensor in inlay.tensors().items() if key.startswith("head.")}
+        if problems := tensor_mismatches(here, here | saved):
+            raise misfit(folder.path, problems)
+        with torch.no_grad():
+            for key, tensor in inlay.tensors().items():
+                tensor.copy_((here | saved | values)[key])
+    return inlay
+
+
+def _prompt(anatomy: Anatomy, wanted: InFrontOptions, vectors: torch.Tensor) -> tuple[Method, Tensors]:
+    if "decoder" not in anatomy.depth:
+        raise ConfigError("peft lets an encoder's classifier read the prompt's first token, and Inlay the text's")
+    return Prompt(length=wanted.num_virtual_tokens), {"tokens.table.weight": vectors[: wanted.num_virtual_tokens]}
+
+
+def _prefix(anatomy: Anatomy, wanted: InFrontOptions, vectors: torch.Tensor) -> tuple[Method, Tensors]:
+    places = _layers(anatomy)
+    parts = vectors.chunk(len(places), 1) if vectors.shape[1] % len(places) == 0 else (vectors,) * len(places)
+    method = Prefix(length=wanted.num_virtual_tokens, shift=True)
+    return method, {f"{p.id}.table.weight": part for p, part in zip(places, parts, strict=True)}
+
+
+def _layers(anatomy: Anatomy) -> list[Place]:
+    if len(anatomy.depth) > 1:
+        raise ConfigError("in an encoder-decoder peft gives the prefix positions of its own, which Inlay does not")
+    return anatomy.attention_places("self_attention")
+
+
+def _ia3(anatomy: Anatomy, folder: Folder, found: Tensors) -> tuple[Method, Tensors, set[str]]:
+    whole = whole_places(anatomy)
+    inputs = {place.module: place for place in anatomy.places.values() if place.acts == "input"}
+    values: Tensors = {}
+    problems = []
+    chosen: dict[str, list[str]] = {}
+    used = {key for key in found if key.startswith(ROOT) and key.endswith(".ia3_l")}
+    for key in sorted(used):
+        path, tensor = key.removeprefix(ROOT).removesuffix(".ia3_l"), found[key]
+        place = (inputs if tensor.dim() == 2 and tensor.shape[0] == 1 else whole).get(path)
+        if place is None:
+            problems.append(f"it rescales {shown(path)}, which Inlay cannot on this host")
+            continue
+        values[f"{place.id}.scale.weight"] = tensor.flatten()
+        chosen.setdefault(place.kind, []).append(place.id)
+    if not used:
+        problems.append("it has no ia3_l")
+    for role, ids in chosen.items():
+        if len(ids) < len(list(anatomy.of_kind(role))):
+            problems.append(f"it rescales {role} in some layers only: {', '.join(sorted(ids))}")
+    if problems:
+        raise misfit(folder.path, problems)
+    ins = tuple(role.removesuffix(".input") for role in chosen if role.endswith(".input"))
+    return IA3(outputs=tuple(role for role in chosen if not role.endswith(".input")), inputs=ins), values, used
+
+
+def _head(host: PreTrainedModel, anatomy: Anatomy, found: Tensors, root: str) -> tuple[Head | None, Tensors, set[str]]:
+    """The host's head as the file has it: with its labels, its tensors by our names, and their keys."""
+    keys = {}
+    for place in anatomy.of_kind("head"):
+        for leaf in host.get_submodule(place.module).state_dict():
+            if (key := f"{root}{place.module}.{leaf}") in found:
+                keys[f"{place.id}.{leaf}"] = key
+    if not keys:
+        return None, {}, set()
+    name = logits_weight(host, anatomy)
+    weight = found.get(f"{root}{name}")
+    outputs = None if name is None else host.get_parameter(name).shape[0]
+    head = Head() if weight is None or weight.shape[0] == outputs else Head(labels=weight.shape[0])
+    return head, {ours: found[theirs] for ours, theirs in keys.items()}, set(keys.values())
+
+
+TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
+
+
+def write(host: PreTrainedModel, anatomy: Anatomy, inlay: Inlay) -> Files:
+    """The files of a prompt, a prefix or an IA3 inlay."""
+    method, tensors = inlay.method, inlay.tensors()
+    if inlay.norms or inlay.head is not None:
+        raise ConfigError("it owns a head or layer norms; peft's prompts, prefixes and IA3 are written without them")
+    if isinstance(method, IA3):
+        config, found = _write_ia3(anatomy, inlay, method)
+    elif isinstance(method, Prompt):
+        if "decoder" not in anatomy.depth:
+            raise ConfigError("peft lets an encoder's classifier read the prompt's first token, and Inlay the text's")
+        twice = 2 if len(anatomy.depth) > 1 else 1
+        found = {VECTORS: tensors["tokens.table.weight"].repeat(twice, 1)}
+        config = _in_front(host, anatomy, "PROMPT_TUNING", method.length, anatomy.places["tokens"].d_out, twice)
+    else:
+        assert isinstance(method, Prefix)
+        places = _layers(anatomy)
+        if method.reparametrised or method.leave_out or not method.shift:
+            raise ConfigError(
+                "peft has prefixes in every layer, flat, and moves positions: merge it, and use shift=True"
+            )
+        found = {VECTORS: torch.cat([tensors[f"{place.id}.table.weight"] for place in places], 1)}
+        config = _in_front(host, anatomy, "PREFIX_TUNING", method.length, places[0].d_out, 1) | {
+            "prefix_projection": False
+        }
+    task = next((task for end, task in TASKS.items() if type(host).__name__.endswith(end)), None)
+    notes = {
+        "inference_mode": True,
+        "task_type": task or ("SEQ_CLS" if "Classification" in type(host).__name__ else None),
+    }
+    notes["base_model_name_or_path"] = str(getattr(host.config, "name_or_path", "") or "") or None
+    return {CONFIG: config | notes, SAFE: {k: t.detach().cpu().clone().contiguous() for k, t in found.items()}}
+
+
+def _in_front(host: PreTrainedModel, anatomy: Anatomy, kind: str, length: int, width: int, modules: int) -> JsonObject:
+    text = host.config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) if kind == "PREFIX_TUNING" else None
+    return {
+        "peft_type": kind, "num_virtual_tokens": length, "token_dim": width, "num_layers": max(anatomy.depth.values()),
+        "num_attention_heads": heads or text.num_attention_heads, "num_transformer_submodules": modules,
+    }  # fmt: skip
+
+
+def _write_ia3(anatomy: Anatomy, inlay: Inlay, method: IA3) -> tuple[JsonObject, Tensors]:
+    if method.leave_out:
+        raise ConfigError("it leaves out layers, which is not written for peft")
+    found: Tensors = {}
+    modules: dict[str, Sequence[int]] = {}
+    for place in places_of(inlay, anatomy):
+        if place.projection is not None and place.projection.parts > 1:
+            raise ConfigError(f"{place.id} is a part of a fused module, of which peft can only rescale the whole: qkv")
+        tensor = inlay.tensors()[f"{place.id}.scale.weight"]
+        shape = (1, -1) if place.acts == "input" else (-1, 1)
+        if place.module in modules:
+            raise ConfigError(f"peft can rescale either the input or the output of {place.module}")
+        modules[place.module] = shape
+        found[f"{ROOT}{place.module}.ia3_l"] = tensor.view(shape)
+    inputs = sorted(module for module, shape in modules.items() if shape[0] == 1)
+    return {"peft_type": "IA3", "target_modules": sorted(modules), "feedforward_modules": inputs}, found

@@ -1,0 +1,100 @@
+"""Prompt tuning: learned tokens in front of the text (Lester et al. 2021).
+
+    [p_1 … p_P; e(x_1) … e(x_T)]          p (P, D) in the space of the host's token embeddings
+
+Encoders see the longer text, and what they give is cut back to the real tokens; in an encoder-decoder the decoder
+attends to the prompt as well. A causal decoder is run on the prompt alone, once per step, and its keys and values stand
+in front: the same as the longer text, and nothing of it enters the cache. Real tokens stand P positions later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from inlay.anatomy.places import Place
+from inlay.anatomy.survey import Anatomy
+from inlay.errors import ConfigError
+from inlay.methods.acting import Reads
+from inlay.methods.base import Method, register
+from inlay.methods.prefix import Table
+
+
+class Tokens(nn.Module):
+    """P embedded tokens, (rows, P, D)."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.table = Table(length, width)
+        self.length = length
+        nn.init.uniform_(self.table.weight, -0.5, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(x)
+
+
+@register("prompt")
+class Prompt(Method):
+    """Learned tokens in front of the text."""
+
+    rate: ClassVar[float] = 3e-2
+    epochs: ClassVar[int] = 20
+    mixes: ClassVar[tuple[str, ...]] = ("table",)
+
+    length: int = Field(default=100, ge=1)
+    """P, the tokens in front."""
+    init: Literal["uniform", "vocabulary", "text"] = "uniform"
+    """Where they begin: U(-0.5, 0.5), the first P tokens of the vocabulary, or the tokens of a text."""
+    ids: tuple[int, ...] = ()
+    """The tokens of that text, as the host's tokenizer numbers them; a shorter text is repeated."""
+
+    @model_validator(mode="after")
+    def _a_text_that_fits(self) -> Prompt:
+        if (self.init == "text") != bool(self.ids):
+            raise ValueError("init='text' and ids belong together: ids are the tokens of the text to begin with")
+        if len(self.ids) > self.length:
+            raise ValueError(f"the text has {len(self.ids)} tokens, which is more than the prompt's {self.length}")
+        return self
+
+    def usual_rate(self, text: bool = False) -> float:
+        return self.rate if self.init == "uniform" else 3e-1
+
+    def places(self, anatomy: Anatomy) -> Iterator[Place]:
+        if anatomy.positions is not None and self.length >= anatomy.positions:
+            raise ConfigError(
+                f"a prompt of {self.length} leaves none of the host's {anatomy.positions} positions to the text"
+            )
+        if anatomy.causal:
+            anatomy.attention_places("self_attention")  # or the reason why not
+        return anatomy.of_kind("tokens")
+
+    def reads_at(self, place: Place) -> Reads:
+        return "output"
+
+    def moves(self, anatomy: Anatomy) -> int:
+        return self.length if anatomy.causal else 0
+
+    def build(self, place: Place, shared: nn.Module) -> Tokens:
+        return Tokens(self.length, place.d_out)
+
+    def start(self, part: nn.Module, module: nn.Module) -> None:
+        vocabulary: Tensor = module.weight  # type: ignore[assignment]
+        if self.init == "uniform":
+            return
+        ids = list(range(self.length)) if self.init == "vocabulary" else list(self.ids)
+        if max(ids) >= vocabulary.shape[0] or min(ids) < 0:
+            raise ConfigError(
+                f"the host's vocabulary has {vocabulary.shape[0]} tokens, so none has the number {max(ids)}"
+            )
+        chosen = torch.tensor((ids * self.length)[: self.length])
+        for tokens in (m for m in part.modules() if isinstance(m, Table)):
+            if not vocabulary.is_meta and not tokens.weight.is_meta:
+                tokens.weight.data.copy_(vocabulary.detach()[chosen.to(vocabulary.device)])
+
+    def closed_form(self, places: Sequence[Place]) -> str | None:
+        width = places[0].d_out
+        return f"P·d = {self.length * width:,}   (P={self.length}, d={width})"
