@@ -105,7 +105,7 @@ SINGLE_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
 STACKS = {"stack": "seq_bn", "stack_double": "double_seq_bn"}
 FUSIONS = [(2, "dynamic"), (3, "dynamic"), (5, "dynamic"), (2, "static"), (5, "static")]
 MEMBER_FACTORS = (3, 3, 2, 4, 6)  # two members are alike, three and five are not
-# Cases with a head of the library: which, and its layers. Four labels, of the text or of every token; questions have two.
+# Cases with a head of the library: which, and its layers. Four labels, of the text or every token; questions have two.
 HEADS = {
     "seq_bn_head1": ("classification", 1), "seq_bn_head2": ("classification", 2),
     "seq_bn_tagging": ("tagging", 2), "seq_bn_question": ("qa", 1),

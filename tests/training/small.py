@@ -45,9 +45,10 @@ def save_bert(folder: Path, **config: object) -> Path:
     return folder
 
 
-def save_t5(folder: Path) -> Path:
-    """A T5 that can say the labels."""
-    words = [*T5_WORDS, *GOOD, *BAD, *OTHER, "positive", "negative", "own", "sentence:", "sentence1:", "sentence2:"]
+def save_t5(folder: Path, says: tuple[str, ...] = ()) -> Path:
+    """A T5 that can say the labels, and what else it should be able to say."""
+    known = ("positive", "negative", "own", "sentence:", "sentence1:", "sentence2:")
+    words = [*T5_WORDS, *GOOD, *BAD, *OTHER, *known, *says]
     tokenizer = _words(words, "<unk>")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", 1)]

@@ -1,4 +1,4 @@
-"""Load any folder that is known here: one list of readers, asked in turn."""
+"""Load a folder of Inlay or of another library: each reader is asked in turn whether it knows the folder."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from inlay.host.verbs import bare, inlays_of
 from inlay.storage.folders import reading
 
 Reader = Callable[[PreTrainedModel, Folder, str | None, bool], str | Setup]
-"""(host, folder, name, pickled) → what to activate."""
+"""(host, folder, name, pickled) → the name or setup to activate."""
 FOREIGN: tuple[Callable[[Folder], Reader | None], ...] = (peft.reader_of, adapterhub.reader_of)
-"""Each looks at a folder's files and gives what reads it, or None."""
+"""Each looks at a folder's files and returns the reader for it, or None."""
 
 
 def load(
     host: nn.Module, path: str | os.PathLike[str], *,
     name: str | None = None, head: bool = True, any_members: bool = False, pickled: bool = False,
 ) -> str | Setup:  # fmt: skip
-    """Set a saved inlay into a host, under its own or another name; returns the name. All mismatches come at once.
+    """Set a saved inlay into a host, under its own or another name; returns the name. One error lists all mismatches.
 
     Folders of `adapters` and `peft` are known by their files and read too; a whole setup of `adapters` returns the
     setup to activate instead of a name.

@@ -1,4 +1,4 @@
-"""inlay.json: what a saved inlay says of itself, checked for form, format and its own digest."""
+"""inlay.json: the description of a saved inlay, and the checks of its fields, format and digest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Manifest(BaseModel):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """inlay.json, checked for form, format and its own digest."""
+    """inlay.json, with its fields, format and digest checked."""
     file = folder / MANIFEST
     if not file.is_file():
         raise CheckpointError(_not_an_inlay(folder))
@@ -63,7 +63,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def digest_of(manifest: dict[str, Any]) -> str:
-    """The digest of a manifest without its own digest."""
+    """The digest of everything in a manifest except the digest itself."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 

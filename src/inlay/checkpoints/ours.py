@@ -1,10 +1,10 @@
-"""Save and load: a folder of JSON and safetensors that proves itself whole before anything on the host is changed.
+"""Save and load: a folder of JSON and safetensors, which is verified before anything on the host changes.
 
     <folder>/inlay.json            what it is: format, method, host, head, labels, versions, digests
              weights.safetensors   <place>.<parameter>, shared.<parameter>
              README.md             a model card for people; not read back
 
-`folders.py` writes it whole or not at all.
+`inlay.storage.folders` writes it whole or not at all.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _head(saved: dict[str, Any], tensors: dict[str, Tensor], host: PreTrainedMod
 
 
 def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], text: str) -> Path:
-    """The folder, complete on disk before it has its name."""
+    """Write the folder; it is complete on disk before it gets its name."""
     with replacing(folder, (MANIFEST,)) as temporary:
         (temporary / CARD).write_text(text, encoding="utf-8")
         safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
@@ -130,7 +130,7 @@ def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], te
 
 
 def read(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
-    """Manifest and tensors of a folder, both proven unaltered."""
+    """Manifest and tensors of a folder, both verified by their digests."""
     manifest = read_manifest(folder)
     problems = []
     for file, digest in manifest.files.items():

@@ -10,7 +10,7 @@ import click
 from inlay.cli.flags import json_flag
 from inlay.cli.output import columns, tell
 
-HELP = """List methods, tasks, families or runs.
+HELP = """List methods, tasks, recipes, families or runs.
 
 \b
 Examples:
@@ -24,6 +24,7 @@ def work(what: str | None, folder: Path, as_json: bool) -> None:
     listings: dict[str, Callable[[], Sequence[tuple[str, ...]]]] = {
         "methods": _methods,
         "tasks": _tasks,
+        "recipes": _recipes,
         "families": _families,
         "runs": lambda: _runs(folder),
     }
@@ -46,6 +47,12 @@ def _tasks() -> list[tuple[str, str, str, str]]:
     return [
         (t.name, t.kind, t.main, t.hub.path if t.hub else "on request from its owner") for t in builtin_tasks().values()
     ]
+
+
+def _recipes() -> list[tuple[str, str]]:
+    from inlay.recipes import read_recipe, recipe_names
+
+    return [(name, str(read_recipe(name)["about"])) for name in recipe_names()]
 
 
 def _families() -> list[tuple[str]]:
@@ -79,7 +86,9 @@ command = click.Command(
     callback=work,
     help=HELP,
     params=[
-        click.Argument(["what"], required=False, type=click.Choice(["methods", "tasks", "families", "runs"])),
+        click.Argument(
+            ["what"], required=False, type=click.Choice(["methods", "tasks", "recipes", "families", "runs"])
+        ),
         click.Option(
             ["--in", "folder"],
             type=click.Path(path_type=Path),

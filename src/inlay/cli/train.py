@@ -9,7 +9,7 @@ import click
 
 from inlay.cli.flags import config_flag, flags, json_flag, merged, quiet_flag
 from inlay.cli.output import columns, tell
-from inlay.runs.settings import Settings
+from inlay.runs.settings import FusionOptions, Settings
 
 HELP = """Train one inlay, a head, or the whole host on a task.
 
@@ -18,6 +18,8 @@ Examples:
   inlay train --host bert-base-uncased --task rte --out runs/rte
   inlay train --host bert-base-uncased --train-file mine.csv --text review --label stars --out runs/mine
   inlay train --config rte.yaml --method compacter --lr 3e-3 --out runs/rte-compacter
+  inlay train --recipe compacter --method houlsby --host t5-base --task rte --out runs/rte-adapter
+  inlay train --from runs/mnli --host bert-base-uncased --task rte --out runs/rte-after-mnli
   inlay train --resume runs/rte
 """
 
@@ -62,10 +64,11 @@ def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_
     )
 
 
+OF_FUSIONS = {"members", *FusionOptions.model_fields}
 resume_flag = click.Option(
     ["--resume"], type=click.Path(path_type=Path), help="Continue an interrupted run with its own settings."
 )
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",
-    params=[config_flag, resume_flag, *flags(Settings, leave_out={"members"}), json_flag, quiet_flag],
+    params=[config_flag, resume_flag, *flags(Settings, leave_out=OF_FUSIONS), json_flag, quiet_flag],
 )  # fmt: skip

@@ -16,7 +16,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from inlay.data.errors import DataError
@@ -37,6 +37,12 @@ class Example:
     texts: tuple[tuple[str, str | None], ...]
     target: Target
     group: str | None = None
+    prompt: str | None = None
+    """What a host that answers in text reads, where the task says it."""
+    choices: tuple[str, ...] = ()
+    """The choices themselves, where the answers are among them in words."""
+    answers: tuple[str, ...] = ()
+    """Every right answer, where there may be several; the target is the first."""
     words: tuple[str, ...] = ()
     """Kind tags: the words that the labels belong to; the text is all of them with spaces between."""
 
@@ -118,16 +124,27 @@ def _example(task: Task, row: Row, labelled: bool) -> Example:
     pair = fill(task.pair, row) if task.pair else None
     if not text and not pair:
         raise DataError(f"the text ({task.text}) is empty")
+    prompt = prompt_of(task, row) if task.prompt else None
     if task.kind != "choice":
         group = fill(task.group, row) if task.group and labelled else None
-        return Example(((text, pair),), _target(task, row) if labelled else None, group)
+        return Example(((text, pair),), _target(task, row) if labelled else None, group, prompt)
     choices = _choices(task, row)
     texts: tuple[tuple[str, str | None], ...]
     if task.blank is None:
         texts = tuple((text, str(choice)) for choice in choices)
     else:
         texts = tuple((text.replace(task.blank, str(choice)), None) for choice in choices)
-    return Example(texts, _choice(row.get(task.label), choices) if labelled else None)
+    right = _right(row.get(task.label), choices) if labelled else []
+    answers = tuple(str(choices[i]) for i in right) if isinstance(row.get(task.label), list) else ()
+    own = tuple(map(str, choices)) if answers or task.answers == "text" else ()
+    return Example(texts, right[0] if right else None, None, prompt, own, answers)
+
+
+def one_per_answer(example: Example) -> list[Example]:
+    """To train on: a row with several right answers is a row for each of them (ReCoRD)."""
+    if len(example.answers) < 2:
+        return [example]
+    return [replace(example, target=example.choices.index(answer), answers=(answer,)) for answer in example.answers]
 
 
 def _tagged(task: Task, row: Row, labelled: bool) -> Example:
@@ -220,7 +237,9 @@ def _choices(task: Task, row: Row) -> list[Any]:
     choices = row.get(task.choices)
     if not isinstance(choices, list) or len(choices) < 2:
         raise DataError(f"{task.choices!r} must be a list of two or more choices, got {choices!r}")
-    return choices
+    value = row.get(task.label)
+    in_words = isinstance(value, list) or (value is None and task.answers == "text")
+    return list(dict.fromkeys(choices)) if in_words else choices  # an entity may stand there twice
 
 
 def fill(text: str, row: Row) -> str:
@@ -233,16 +252,41 @@ def fill(text: str, row: Row) -> str:
     return shape.format_map(values).strip()
 
 
-def _choice(value: Any, choices: list[Any]) -> int:
+class _Listed(list[Any]):
+    """A list that stands in a text as its parts with commas between them."""
+
+    def __format__(self, form: str) -> str:
+        return ", ".join(map(str, dict.fromkeys(self)))
+
+
+def prompt_of(task: Task, row: Row) -> str:
+    """What a host that answers in text reads."""
+    shape = task.prompt or ""
+    values = {name: row.get(name) for name in fields_of(shape)}
+    values = {name: _Listed(value) if isinstance(value, list) else value for name, value in values.items()}
+    for name, value in values.items():
+        if value is None:
+            raise DataError(f"column {name!r} is missing or null")
+    try:
+        text = shape.format_map(values)
+    except (IndexError, KeyError, AttributeError, ValueError, TypeError):
+        raise DataError(f"the prompt {shape!r} does not fit this row: {row!r:.200}") from None
+    return re.sub(r"</?b>", "", text.replace("<br>", " ")).strip() if task.markup else text.strip()
+
+
+def _right(value: Any, choices: list[Any]) -> list[int]:
+    """The indices of the right choices."""
     if isinstance(value, list):  # ReCoRD: the answers themselves
-        found = [choices.index(answer) for answer in value if answer in choices]
+        if not value:
+            raise DataError("there is no answer: the answers of these rows are hidden, so they cannot be used")
+        found = [choices.index(answer) for answer in dict.fromkeys(value) if answer in choices]
         if not found:
             raise DataError(f"none of the answers {value!r} is among the choices")
-        return found[0]
+        return found
     text = label_text(value)
     if not text.isdigit() or int(text) >= len(choices):
         raise DataError(f"label {value!r} is not the index of one of {len(choices)} choices (0 to {len(choices) - 1})")
-    return int(text)
+    return [int(text)]
 
 
 def _target(task: Task, row: Row) -> Target:
@@ -276,7 +320,7 @@ def check_classes(task: Task, training: Sequence[Example], source: str) -> None:
     """Nothing can be learned about a class from one row, and nothing at all from one class."""
     counts = Counter(example.target for example in training)
     if len(counts) < 2:
-        only = task.labels[next(iter(counts))] if counts else "none"  # type: ignore[call-overload]
+        only = task.labels[cast(int, next(iter(counts)))] if counts else "none"
         raise DataError(f"{source} has only one class ({only}); classification needs two or more.")
     lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
     if lonely:

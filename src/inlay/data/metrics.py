@@ -33,6 +33,8 @@ def score(
 def _one(metric: str, task: Task, targets: list[Any], predictions: list[Any], groups: list[Any]) -> float:
     from sklearn import metrics
 
+    if metric == "accuracy" and isinstance(targets[0], tuple):  # several right answers
+        metric = "exact_match"
     if metric == "accuracy":
         return metrics.accuracy_score(targets, predictions)
     if metric == "matthews":
@@ -60,8 +62,10 @@ def _one(metric: str, task: Task, targets: list[Any], predictions: list[Any], gr
 
 
 def _right(target: Any) -> list[str]:
-    """The right answers: one text, or several with their positions; none means that the empty one is right."""
-    return [target] if isinstance(target, str) else [text for text, _ in target] or [""]
+    """The right answers: one text, several, or several with their positions; none: the empty one is right."""
+    if isinstance(target, str):
+        return [target]
+    return [each if isinstance(each, str) else each[0] for each in target] or [""]
 
 
 def _several_labels(metric: str, task: Task, targets: list[Any], predictions: list[Any]) -> float:

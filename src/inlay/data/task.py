@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from inlay.config import Config
 
 Kind = Literal["classification", "regression", "choice", "multilabel", "tags", "spans", "text"]
+Answers = Literal["words", "index", "text"]
 Metric = Literal[
     "accuracy", "f1", "macro_f1", "micro_f1", "subset_accuracy", "matthews", "pearson", "spearman", "exact_match",
     "token_f1", "group_exact_match", "entity_f1", "token_accuracy",
@@ -38,6 +39,7 @@ USUAL_METRICS: dict[str, tuple[Metric, ...]] = {
 }
 METRICS: dict[str, tuple[Metric, ...]] = USUAL_METRICS | {
     "classification": ("accuracy", "f1", "macro_f1", "matthews", "group_exact_match"),
+    "choice": ("accuracy", "token_f1", "exact_match"),
 }
 """Every metric that measures a kind."""
 USUAL_COLUMNS: dict[str, dict[str, str]] = {
@@ -96,6 +98,12 @@ class Task(Config):
     """Kind spans: whether a question may have no answer; found in the training rows."""
     group: str | None = None
     """Template of what groups rows for group_exact_match."""
+    prompt: str | None = None
+    """What hosts that answer in text read: a template of columns, {choices[0]} for one of a list; none: the usual."""
+    answers: Answers = "words"
+    """How such hosts say a label or choice: in words, as its index, or a choice by its own text."""
+    markup: bool = False
+    """Whether the marks <br> and <b> are taken out of what such hosts read."""
     compacter: Literal["halve", "hold_out", "mismatched"] = "halve"
     """Which of the Compacter split rules is its own."""
     hub: Hub | None = None
@@ -145,6 +153,7 @@ class Task(Config):
         """Every column that a row must have."""
         texts = [self.text, self.pair, self.group if labelled else None]
         found = [name for text in texts if text for name in fields_of(template(text))]
+        found += [name for name in fields_of(self.prompt or "") if name not in self.choice_columns]
         if self.kind == "choice":
             found += self.choice_columns
         return list(dict.fromkeys([*found, self.label] if labelled else found))
@@ -156,5 +165,5 @@ def template(text: str) -> str:
 
 
 def fields_of(text: str) -> list[str]:
-    """The columns a template reads."""
-    return [name for _, name, _, _ in string.Formatter().parse(text) if name]
+    """The columns a template reads; of "choices[0]" it is choices."""
+    return [re.split(r"[.\[]", name)[0] for _, name, _, _ in string.Formatter().parse(text) if name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
 from inlay.data.task import Task
 from inlay.report.pages import page
 from inlay.report.plots import confusion, curve, fusion_svg

@@ -38,6 +38,8 @@ CONFIG, RECORD, METRICS, CHECKPOINT, LOCK = (
 )
 OLD_NAMES = {"train": "train_file", "validation": "validation_file", "test": "test_file"}
 """Settings that had another name in the config.yaml of earlier runs."""
+BEFORE: dict[str, Any] = {"no_decay": [], "prompt": ""}
+"""What held, without being said, in runs that were begun before these settings came to be: now one of them is said."""
 PACKAGES = ("inlay", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -112,7 +114,8 @@ class Run:
             raise CheckpointError(
                 f"{self.folder} has no {CONFIG}: nothing was trained there yet. Start the run again without --resume."
             )
-        return with_new_names(yaml.safe_load(file.read_text(encoding="utf-8")))
+        found = with_new_names(yaml.safe_load(file.read_text(encoding="utf-8")))
+        return found if BEFORE.keys() & found.keys() else BEFORE | found
 
     def record(self) -> dict[str, Any]:
         file = self.folder / RECORD

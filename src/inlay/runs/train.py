@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -17,11 +18,12 @@ from inlay.checkpoints.ours import save
 from inlay.data import Prepared, Task, prepare
 from inlay.errors import ConfigError, InlayError
 from inlay.host.verbs import inlays_of, summary
-from inlay.methods import Method, method_from
+from inlay.methods import Method
 from inlay.runs.folder import Run, inlay_in, versions
 from inlay.runs.report import write_report
-from inlay.runs.settings import Settings
-from inlay.training.codec import Answer, Codec, EncodedSplit
+from inlay.runs.settings import Settings, unused, unused_here
+from inlay.runs.start import begun_from_a_run, method_of, norms_of, start_from
+from inlay.training.codec import Answer, Codec, EncodedSplit, answer_form, asking
 from inlay.training.evaluate import ask
 from inlay.training.interrupt import Interrupted
 from inlay.training.loop import Outcome, TrainingLoop, accelerator_for, check_batch
@@ -51,23 +53,58 @@ class Job:
         return self.codec.encode(self.prepared.split(name))
 
 
-def get_ready(settings: Settings) -> Job:
-    """Read the rows, open the host, set in what trains. Nothing is written."""
+def get_ready(settings: Settings, *, resume: bool = False) -> Job:
+    """Read the rows, open the host, set in what trains. Nothing is written.
+
+    resume: the settings are a run's own, of which an earlier version may have left some unused.
+    """
     use_threads(settings.threads)
-    found = _checked(settings)
+    settings = begun_from_a_run(settings)
+    found = _checked(settings, resume)
     torch.manual_seed(settings.seed)
     bench = Workbench.open(settings.host, found.prepared.task, found.config)
+    head = None if bench.form == "text" else bench.head(settings.head_layers, settings.head_dropout, settings.pooling)
     name = bench.set_up(
         settings.name or _usual_name(settings.out),
         settings.mode,
         method=found.method,
         members=found.members,
-        head=bench.head(settings.head_layers, settings.head_dropout),
+        head=head,
+        norms=norms_of(settings),
+        fusion=settings.fusion_options(),
     )
+    if settings.start is not None and name is not None:
+        start_from(bench.host, name, inlay_in(settings.start))
     kind = found.method if found.method is not None else settings.mode
     resolved = filled(settings, kind, text=bench.form == "text").model_dump(include={"lr", "epochs"})
+    if found.method is not None:
+        resolved["method"] = found.method.kind
     settings = settings.model_copy(update=resolved | {"name": name})
-    return Job(settings, found.prepared, bench.host, bench.codec(settings.max_length), name)
+    return Job(settings, found.prepared, bench.host, codec_for(bench, settings, found.prepared), name)
+
+
+def codec_for(bench: Workbench, settings: Settings, prepared: Prepared) -> Codec:
+    """The workbench's codec with the settings of the loss and of answering in text."""
+    return replace(
+        asking(bench.codec(settings.max_length), settings),
+        label_smoothing=settings.label_smoothing,
+        class_weights=_class_weights(settings, prepared),
+    )
+
+
+def _class_weights(settings: Settings, prepared: Prepared) -> tuple[float, ...] | None:
+    """One number per label; balanced: rows / (labels · rows of the label), which is 1 in the mean over the rows."""
+    labels = prepared.task.labels
+    if settings.class_weights == "balanced":
+        counts = Counter(int(example.target) for example in prepared.train)  # type: ignore[arg-type]
+        rows = len(prepared.train)
+        return tuple(rows / (len(labels) * max(1, counts[i])) for i in range(len(labels)))
+    if settings.class_weights is not None and len(settings.class_weights) != len(labels):
+        raise ConfigError(
+            f"class_weights has {len(settings.class_weights)} numbers, but there are {len(labels)} labels: "
+            f"{', '.join(labels)}. Give one for each, in this order."
+        )
+    return settings.class_weights
 
 
 def _usual_name(out: Path) -> str:
@@ -85,7 +122,7 @@ class _Found:
     config: PretrainedConfig
 
 
-def _checked(settings: Settings) -> _Found:
+def _checked(settings: Settings, resume: bool) -> _Found:
     """Method, rows, members and the host's config; whatever is wrong with any of them is said at once."""
     problems: list[str] = []
 
@@ -97,11 +134,18 @@ def _checked(settings: Settings) -> _Found:
             return cast(T, None)
 
     found = _Found(
-        look(lambda: method_from({"kind": settings.method, **settings.options}) if settings.mode == "inlay" else None),
+        look(lambda: method_of(settings)),
         look(lambda: prepare(settings)),
         look(lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))]),
         look(lambda: open_config(settings.host)),
     )
+    if not resume:
+        problems += unused(settings)
+        if found.config is not None and found.prepared is not None:
+            task = found.prepared.task
+            text = look(lambda: answer_form(task, found.config)) == "text"
+            problems += unused_here(settings, task.kind, text)
+            look(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
     if problems:
         raise ConfigError("\n".join(problems))
     check_batch(len(found.prepared.train), settings)
@@ -114,12 +158,12 @@ def train_run(settings: Settings, *, resume: bool = False, watch: Watcher | None
     run = Run(settings.out)
     accelerator = accelerator_for(settings, settings.trackers, settings.out)
     if not accelerator.is_main_process:
-        _train(get_ready(settings), run, accelerator, Silent())
+        _train(get_ready(settings, resume=resume), run, accelerator, Silent())
         return run
     with run.locked(fresh=not resume):
         if resume and run.record().get("status") == "finished":
             raise ConfigError(f"{run.folder} is finished. Look at it with: inlay inspect {run.folder}")
-        job = get_ready(settings)
+        job = get_ready(settings, resume=resume)
         facts = _facts(job) | {"processes": accelerator.num_processes}
         if resume:
             _check_same_rows(run.record(), facts)
@@ -149,6 +193,8 @@ def _lasting(settings: Settings) -> dict[str, Any]:
         if name in found:
             found[name] = str(Path(found[name]).absolute())
     found["members"] = [str(member.absolute()) for member in settings.members]
+    if settings.start is not None:
+        found["start"] = str(settings.start.absolute())
     if Path(settings.host).is_dir():
         found["host"] = str(Path(settings.host).absolute())
     return found
@@ -163,7 +209,7 @@ def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher) -> None
         job.split("train"),
         job.split("validation"),
         job.settings,
-        objective=objective_for(job.host, job.name),
+        objective=objective_for(job.host, job.name, job.settings),
         accelerator=accelerator,
         checkpoint=run.checkpoint,
         log=run.log,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from inlay.host.heads import CHOICE, SPAN, Head
 from inlay.host.verbs import activate
 from inlay.runs.folder import RECORD, Run
 from inlay.runs.settings import Settings
-from inlay.training.codec import Answer, Codec
+from inlay.training.codec import Answer, Codec, asking
 from inlay.training.evaluate import ask
 from inlay.training.recipe import Recipe
 from inlay.training.workbench import Workbench
@@ -98,10 +98,15 @@ def _open_run(run: Run, host_name: str | None) -> Opened:
         raise CheckpointError(f"{run.folder} is not finished. To go on with it: inlay train --resume {run.folder}")
     host_name = str(run.host) if run.host.is_dir() else host_name or record["host"]
     bench = Workbench.open(host_name, Task(**record["task"]))
+    name = set_in(bench.host, run) if record["name"] else None
+    return _ready(bench, name, run, record["max_length"], run.config())
+
+
+def set_in(host: PreTrainedModel, run: Run) -> str:
+    """Set a run's inlay into a host, after the members that it is over; returns its name."""
     for member in sorted(run.members.iterdir()) if run.members.is_dir() else []:
-        load(bench.host, member, name=member.name, head=False)
-    name = _loaded(bench.host, run.inlay) if record["name"] else None
-    return _ready(bench, name, run, record["max_length"])
+        load(host, member, name=member.name, head=False)
+    return _loaded(host, run.inlay)
 
 
 def _loaded(host: PreTrainedModel, folder: Path) -> str:
@@ -111,11 +116,15 @@ def _loaded(host: PreTrainedModel, folder: Path) -> str:
     return name
 
 
-def _ready(bench: Workbench, name: str | None, run: Run | None, max_length: int) -> Opened:
+def _ready(
+    bench: Workbench, name: str | None, run: Run | None, max_length: int, config: Mapping[str, Any] | None = None
+) -> Opened:
     if name is not None:
         bench.check_head(name)
         activate(bench.host, name)
-    return Opened(bench.host.eval(), bench.codec(max_length), name, run)
+    asked = {field: config[field] for field in Recipe.model_fields if config is not None and field in config}
+    codec = asking(bench.codec(max_length), Recipe(**asked))
+    return Opened(bench.host.eval(), codec, name, run)
 
 
 def _task_of(manifest: Manifest) -> Task:

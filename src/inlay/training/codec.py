@@ -15,9 +15,10 @@ spans             (windows, T, 2)       cross-entropy over tokens, the mean of f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from inlay.data.examples import Example
 from inlay.data.metrics import score
 from inlay.data.task import Task
 from inlay.errors import InlayError
+from inlay.training.recipe import Recipe
 from inlay.training.tokens import IGNORED, Features, Target, features, first_token, window_features, word_features
 
 AnswerForm = Literal["labels", "text"]
@@ -79,6 +81,12 @@ class Codec:
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     stride: int = STRIDE
+    answering: Literal["generation", "ranking"] = "generation"
+    """Form text: whether the host writes its answer, or the labels are ranked by their likelihood."""
+    writing: Mapping[str, Any] = field(default_factory=dict)
+    """Form text: further settings of `generate`."""
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
 
     def encode(self, examples: Sequence[Example], *, labelled: bool = True) -> EncodedSplit:
         """Examples with their tokens, and with their targets where they have some."""
@@ -104,6 +112,8 @@ class Codec:
 
     def _question(self, example: Example) -> str:
         """The example as one text, in the manner T5 was trained with."""
+        if self.task.prompt is not None and example.prompt is not None:
+            return example.prompt
         text, pair = example.texts[0]
         if self.task.kind == "text" and pair is None:
             return text
@@ -119,26 +129,37 @@ class Codec:
 
     def _answer(self, example: Example) -> str:
         """What the host should say; numbers in steps of 0.2, as T5 has them."""
-        target = example.target
-        if self.task.kind == "classification":
-            return self.task.labels[int(target)]  # type: ignore[arg-type]
+        candidates = self.candidates(example)
+        if candidates is not None:
+            return candidates[int(example.target)]  # type: ignore[arg-type]
         if self.task.kind == "regression":
-            return f"{round(float(target) * 5) / 5:.1f}"  # type: ignore[arg-type]
-        return f"choice{target}" if self.task.kind == "choice" else str(target)
+            return f"{round(float(example.target) * 5) / 5:.1f}"  # type: ignore[arg-type]
+        return str(example.target)
 
-    def decode(self, said: str) -> Answer:
-        """A generated text as an answer."""
-        said = said.strip()
+    def candidates(self, example: Example) -> Sequence[str] | None:
+        """Every answer that the host may give, in words or as an index; None where there is no list of them."""
         if self.task.kind == "classification":
-            return Answer(self.task.labels.index(said) if said in self.task.labels else -1)
+            return _indices(len(self.task.labels)) if self.task.answers == "index" else self.task.labels
+        if self.task.kind != "choice":
+            return None
+        if self.task.answers == "text":
+            return example.choices
+        return [f"{'choice' if self.task.answers == 'words' else ''}{i}" for i in range(len(example.texts))]
+
+    def decode(self, said: str, example: Example) -> Answer:
+        """A generated text as an answer to an example; what is none of its labels, or no number, is -1."""
+        said = said.strip()
+        candidates = self.candidates(example)
+        if candidates is not None:
+            known = said in candidates
+            if not known and self.task.answers == "text":
+                return Answer(said)  # a part of the right words is worth something
+            return Answer(list(candidates).index(said) if known else -1)
         if self.task.kind == "regression":
             try:
-                return Answer(float(said))
+                return Answer(float(said) if math.isfinite(float(said)) else -1.0)
             except ValueError:
-                return Answer(0.0)
-        if self.task.kind == "choice":
-            number = said.removeprefix("choice")
-            return Answer(int(number) if number.isdigit() else -1)
+                return Answer(-1.0)
         return Answer(said)
 
     def answers(self, logits: Tensor, split: EncodedSplit | None = None, rows: Sequence[int] = ()) -> list[Answer]:
@@ -214,14 +235,39 @@ class Codec:
         if self.task.kind == "spans":
             first_and_last = self.compared(logits).flatten(0, 1).float()  # (windows · 2, T)
             return torch.nn.functional.cross_entropy(first_and_last, labels.flatten(), reduction="sum") / 2
-        return torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="sum")
+        weights = None if self.class_weights is None else torch.tensor(self.class_weights, device=logits.device)
+        return torch.nn.functional.cross_entropy(
+            logits.flatten(0, -2).float(), labels.flatten(), weight=weights, reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )  # fmt: skip
 
     def measure(self, split: EncodedSplit, answers: Sequence[Answer]) -> dict[str, float]:
         """The task's metrics of answers to a split's examples."""
         examples = split.examples
-        return score(
-            self.task, [e.target for e in examples], [a.prediction for a in answers], [e.group for e in examples]
-        )
+        targets = [e.answers or e.target for e in examples]
+        said = [self._in_words(e, a) if e.answers else a.prediction for e, a in zip(examples, answers, strict=True)]
+        return score(self.task, targets, said, [e.group for e in examples])
+
+    def _in_words(self, example: Example, answer: Answer) -> str:
+        """A choice as its text; none of them is no text at all."""
+        said = answer.prediction
+        if isinstance(said, str):
+            return said
+        return example.choices[said] if isinstance(said, int) and said >= 0 else ""
+
+
+def asking(codec: Codec, recipe: Recipe) -> Codec:
+    """A codec that asks hosts which answer in text as a recipe says."""
+    writing: dict[str, Any] = {"num_beams": recipe.beams}
+    if recipe.beams > 1:
+        writing["length_penalty"] = recipe.length_penalty
+    if recipe.no_repeat_ngram:
+        writing["no_repeat_ngram_size"] = recipe.no_repeat_ngram
+    return replace(codec, answering=recipe.answering, writing=writing)
+
+
+def _indices(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))
 
 
 def _best_spans(scores: Tensor, context: Tensor) -> list[tuple[float, int, int]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -39,6 +39,8 @@ from inlay.methods.base import Method
 from inlay.methods.head import HeadOnly
 from inlay.training.codec import STRIDE, AnswerForm, Codec, answer_form
 from inlay.training.recipe import Mode
+
+Pooling = Literal["first", "mean", "last", "host"]
 
 
 def open_config(name: str) -> PretrainedConfig:
@@ -70,8 +72,13 @@ class Workbench:
         if form == "labels":
             config.num_labels = max(1, len(task.labels))
         try:
-            host = _class_for(form).from_pretrained(name, config=config, dtype=torch.float32)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+            host = _class_for(form).from_pretrained(
+                name,
+                config=config,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,  # a head for other labels
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name, config=config)
         except (OSError, ValueError) as error:
             raise InlayError(f"the host {name!r} cannot be opened for {task.kind}: {_first_line(error)}") from None
         if tokenizer.pad_token_id is None:
@@ -106,22 +113,27 @@ class Workbench:
             limits.append(positions - reserved)
         return min(limits)
 
-    def head(self, layers: int = 1, dropout: float = 0.1) -> Head | None:
+    def head(self, layers: int = 1, dropout: float = 0.1, pooling: Pooling | None = None) -> Head | None:
         """A new head for the task: mean pooling, or the last token of decoders; hosts that answer in text have none.
 
         Tags and spans have logits for every token.
+        pooling: another way to pool; 'host' copies the host's own head.
         """
         if self.form == "text":
             return None
         kind = self.host.config.model_type
         decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-        pooling: Literal["last", "mean", "tokens"] | None = "last" if decoder else "mean"
+        how: Any = pooling or ("last" if decoder else "mean")
         if self.task.kind in ("tags", "spans"):
-            pooling = "tokens"
-        elif self.host.config.is_encoder_decoder:
-            pooling, layers = None, 1  # such hosts pick a token of the decoder's themselves
+            if pooling is not None:
+                raise ConfigError(
+                    f"pooling is {pooling!r}, but {self.task.kind} have logits for every token. Leave it out."
+                )
+            how = "tokens"
+        elif how == "host" or self.host.config.is_encoder_decoder:
+            how, layers = None, 1  # encoder-decoders pick a token of the decoder's themselves
         return Head(
-            labels=self._outputs(), pooling=pooling, layers=layers, dropout=dropout,
+            labels=self._outputs(), pooling=how, layers=layers, dropout=dropout,
             problem="multi_label_classification" if self.task.kind == "multilabel" else None,
         )  # fmt: skip
 
@@ -154,11 +166,13 @@ class Workbench:
         members: Sequence[Path] = (),
         head: Head | None = None,
         norms: bool | None = None,
+        fusion: Mapping[str, Any] | None = None,
     ) -> str | None:
         """Set into the host what the mode trains, and let only that train. Returns the inlay's name, if there is one.
 
-        head:  its head; without it `self.head()`.
-        norms: whether it owns the host's norms. None: as the method says; a fusion as its members do, who must agree.
+        head:   its head; without it `self.head()`.
+        norms:  whether it owns the host's norms. None: as the method says; a fusion as its members do, who must agree.
+        fusion: settings of a fusion, as `inlay.add_fusion` takes them.
         """
         host, head = self.host, head or self.head()
         if mode == "inlay":
@@ -173,7 +187,7 @@ class Workbench:
                 norms = _common_norms(host, names)
             with warnings.catch_warnings():  # what it says of own norms was decided just now
                 warnings.filterwarnings("ignore", message=".*own norms do not act inside a fusion")
-                add_fusion(host, name, names, head=None if same else head, norms=norms)
+                add_fusion(host, name, names, head=None if same else head, norms=norms, **(fusion or {}))
         elif head is not None:
             add(host, name, HeadOnly(), head=head)
         elif mode == "head":

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.adapterhub.layout import LAYOUTS
-from inlay.checkpoints.foreign.files import Folder, Tensors, check_size, only, options, read_tensors
+from inlay.checkpoints.foreign.files import Folder, JsonObject, Tensors, check_size, only, options, read_tensors
 from inlay.checkpoints.foreign.heads import is_host_copy, is_tied, logits_weight
 from inlay.checkpoints.foreign.keys import FileKey
 from inlay.config import Config
@@ -69,7 +69,7 @@ class HeadOptions(Config):
 
 @dataclass(frozen=True)
 class ForeignHead:
-    """A head as it was read; or that there is none."""
+    """A head as it was read; all fields are empty if there is none."""
 
     head: Head | None
     name: str | None
@@ -167,16 +167,16 @@ def _below(place: Place, anatomy: Anatomy) -> bool:
 
 
 def head_file(
-    inlay: Inlay, host: PreTrainedModel, anatomy: Anatomy, common: dict[str, Any]
-) -> tuple[str | None, dict[str, Any]]:
-    """The name that keys have (None: the host's own head) and head_config.json for an inlay's own head."""
+    inlay: Inlay, host: PreTrainedModel, anatomy: Anatomy, common: JsonObject
+) -> tuple[str | None, JsonObject]:
+    """The name in the keys (None: it is a copy of the host's head) and head_config.json of an inlay's own head."""
     assert inlay.head is not None
     if inlay.head.pooling is None:
         return None, common | _copy_file(inlay, inlay.head, host, anatomy)
     return inlay.name, common | _pooled_file(inlay.name, inlay.head, anatomy)
 
 
-def _copy_file(inlay: Inlay, head: Head, host: PreTrainedModel, anatomy: Anatomy) -> dict[str, Any]:
+def _copy_file(inlay: Inlay, head: Head, host: PreTrainedModel, anatomy: Anatomy) -> JsonObject:
     trained = [p.module for p in anatomy.of_kind("head") if _below(p, anatomy) and not is_host_copy(inlay, host, p)]
     if trained:
         raise ConfigError(
@@ -196,7 +196,7 @@ def _copy_file(inlay: Inlay, head: Head, host: PreTrainedModel, anatomy: Anatomy
     }
 
 
-def _pooled_file(name: str, head: Head, anatomy: Anatomy) -> dict[str, Any]:
+def _pooled_file(name: str, head: Head, anatomy: Anatomy) -> JsonObject:
     layout, names = LAYOUTS[anatomy.family], head.names
     if layout.flexible is None or head.pooling not in (layout.pooling, "tokens"):
         read = f"the {layout.pooling} token" if layout.flexible else "an end-of-text token"
