@@ -2,8 +2,8 @@
 
     python benchmarks/ranking.py [--repeats 5] [--rows 64] [--tokens 64]
 
-Each host answers the same rows by both ways, for two and for three labels. Two cases of generation: `free`, as a host of
-random weights writes, up to the limit; and `brief`, which is made to end after the label's own tokens, as a host does
+Each host answers the same rows by both ways, for two and for three labels. Two cases of generation: `free`, as a host
+of random weights writes, up to the limit; and `brief`, which is made to end after the label's own tokens, as a host does
 that has learned to say labels: the least that generation can cost. The ratio is generation's time over ranking's.
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 import transformers as hf
@@ -26,6 +28,11 @@ LABEL = 2
 """Tokens of a label, its end included."""
 ROOM = LABEL + 8
 """New tokens at most, as `inlay eval` allows."""
+
+
+def _generated(host: Any, batch: dict[str, torch.Tensor], tokens: int) -> None:
+    """Exactly this many tokens, the likeliest ones."""
+    host.generate(**batch, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
 
 
 def main() -> None:
@@ -50,8 +57,8 @@ def main() -> None:
             ranking, brief, free = least(
                 options.repeats,
                 lambda host=host, batch=batch, tokens=tokens: _together(host, batch, tokens),
-                lambda host=host, batch=batch: host.generate(**batch, max_new_tokens=LABEL, min_new_tokens=LABEL, do_sample=False),
-                lambda host=host, batch=batch: host.generate(**batch, max_new_tokens=ROOM, min_new_tokens=ROOM, do_sample=False),
+                partial(_generated, host, batch, LABEL),
+                partial(_generated, host, batch, ROOM),
             )  # fmt: skip
             row = f"{name:<16}{labels:>7}{ranking * 1e3:>9.0f} ms{brief * 1e3:>7.0f} ms{brief / ranking:>8.2f}"
             print(f"{row}{free * 1e3:>7.0f} ms{free / ranking:>8.2f}")
