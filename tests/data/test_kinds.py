@@ -24,6 +24,11 @@ def test_tags_are_found_and_belong_to_the_words(tmp_path):
         assert example.texts[0][0].split() == list(example.words)
 
 
+def test_a_text_without_labels_is_split_at_spaces():
+    (example,) = examples(Task(kind="tags", labels=("O",)), Table([{"tokens": "a b  c"}], "rows"), labelled=False)
+    assert (example.words, example.target) == (("a", "b", "c"), None)
+
+
 def test_tags_without_entities_are_measured_by_accuracy(tmp_path):
     rows = [{"tokens": ["a", "b"], "tags": ["NOUN", "VERB"]}] * 12
     found = prepare(Data(kind="tags", train_file=write_rows(tmp_path / "t.jsonl", rows)))

@@ -238,3 +238,13 @@ def test_more_labels_than_the_head(place, tmp_path, capsys):
     inlay.save(bench.host, "x", tmp_path / "x", task="cb")  # two labels, said to be of a task with three
     told = refused(capsys, "eval", str(tmp_path / "x"), "--host", "bert", "--file", "data/cb/validation.jsonl")
     assert "'cb' has 3 labels (entailment, contradiction, neutral), its head 2 (entailment, not_entailment)" in told
+
+
+def test_the_stride_of_contexts_is_a_setting(place, capsys):
+    files = {"train_file": write_rows(place / "s" / "train.jsonl", rows_of("spans", 24)), "validation_file": place / "s" / "train.jsonl"}  # fmt: skip
+    out = place / "runs" / "stride"
+    train_run(Settings(**FEW, kind="spans", task="toy", **files, stride=3, host=str(place / "bert"), out=out))
+    assert open_for_use(out).codec.stride == 3
+    words = ("train", "--host", "bert", "--task", "cb", "--data-dir", "data", "--batch-size", "8", "--stride", "3")
+    assert "stride is 3, but nothing would use it" in refused(capsys, *words, "--out", "nothing")
+    assert not Path("nothing").exists()

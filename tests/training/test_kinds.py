@@ -151,6 +151,24 @@ def test_rows_mix_the_kinds_in_one_forward(small, kinds):
         assert (here[..., width:] == torch.finfo(here.dtype).min).all()
 
 
+def test_choice_heads_of_earlier_versions_load(small, tmp_path):
+    """They were made on AutoModelForMultipleChoice, and left the number of outputs to it."""
+    before = hf.AutoModelForMultipleChoice.from_pretrained(small / "bert").eval()
+    inlay.add(before, "old", inlay.Pfeiffer(size=4), head=Head(pooling="mean"))
+    inlay.save(before, "old", tmp_path / "old")
+    inlay.activate(before, "old")
+    for task in (TASKS["choice"], TASKS["tags"]):
+        bench = Workbench.open(str(small / "bert"), task)
+        inlay.load(bench.host, tmp_path / "old")
+        inlay.activate(bench.host.eval(), "old")
+        codec = bench.for_task(TASKS["choice"]).codec(32)
+        batch = codec.encode(some("choice", 3)[1:2]).features.collate([0])
+        inputs = {name: tensor for name, tensor in batch.items() if name not in ("labels", "there")}
+        with torch.no_grad():
+            wanted = before(**{name: tensor.unsqueeze(0) for name, tensor in inputs.items()}).logits
+            torch.testing.assert_close(scores(bench.host, inputs | {"there": batch["there"]}), wanted, **CLOSE)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama", "roberta", "distilbert", "bart"])
 def test_hosts_that_pick_a_token_give_the_logits_of_all(family):
     host = classifier(family)

@@ -157,6 +157,8 @@ def one_per_answer(example: Example) -> list[Example]:
 def _tagged(task: Task, row: Row, labelled: bool) -> Example:
     """Words and the label of each; everything that is wrong with them is said at once."""
     words = row.get(task.text)
+    if isinstance(words, str) and not labelled:  # a text to be labelled, as from the command line
+        words = words.split()
     if not isinstance(words, list) or not words:
         raise DataError(f"{task.text!r} must be a list of words, got {words!r}")
     odd = [i for i, word in enumerate(words) if not isinstance(word, str) or not word.strip()]

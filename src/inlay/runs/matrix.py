@@ -23,6 +23,7 @@ from inlay.host.verbs import activate, add, inlays_of
 from inlay.methods.head import HeadOnly
 from inlay.runs.folder import Run
 from inlay.runs.use import Opened, open_for_use, set_in
+from inlay.training.codec import STRIDE
 from inlay.training.evaluate import ask
 from inlay.training.workbench import Workbench
 
@@ -81,7 +82,8 @@ def _with_head(state: Run, asker: Run) -> Opened:
             activate(bench.host, parts[0] if len(parts) == 1 else Stack(*parts))
     except InlayError as error:
         raise ConfigError(f"{state.folder} cannot be asked for {task.name}: {error}") from None
-    return Opened(bench.host.eval(), bench.codec(asker.record()["max_length"]), name, asker)
+    codec = bench.codec(asker.record()["max_length"], asker.config().get("stride", STRIDE))
+    return Opened(bench.host.eval(), codec, name, asker)
 
 
 def _add_head(bench: Workbench, asker: Run) -> str:

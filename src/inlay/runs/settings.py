@@ -157,6 +157,7 @@ def unused_here(settings: Settings, kind: str, text: bool) -> list[str]:
         "a head, and this host answers in text": OF_A_HEAD if text else (),
         "labels and a head that chooses one": () if kind == "classification" and not text else ("class_weights",),
         "labels or words to choose from": () if text or kind in ("classification", "tags") else ("label_smoothing",),
+        "contexts to read in windows (kind spans)": () if kind == "spans" else ("stride",),
         "labels or choices to rank": () if kind in ("classification", "choice") else ("answering",),
     }
     return [_refusal(name, need, said[name]) for need, names in needs.items() for name in names if name in said]

@@ -257,13 +257,13 @@ class Codec:
 
 
 def asking(codec: Codec, recipe: Recipe) -> Codec:
-    """A codec that asks hosts which answer in text as a recipe says."""
+    """A codec that reads contexts, and asks hosts which answer in text, as a recipe says."""
     writing: dict[str, Any] = {"num_beams": recipe.beams}
     if recipe.beams > 1:
         writing["length_penalty"] = recipe.length_penalty
     if recipe.no_repeat_ngram:
         writing["no_repeat_ngram_size"] = recipe.no_repeat_ngram
-    return replace(codec, answering=recipe.answering, writing=writing)
+    return replace(codec, answering=recipe.answering, writing=writing, stride=recipe.stride)
 
 
 def _indices(count: int) -> tuple[str, ...]:

@@ -67,6 +67,8 @@ class Recipe(Config):
     """Steps between checkpoints; each evaluation writes one, too."""
     max_length: int = Field(default=256, ge=2, le=1 << 24)
     """Inputs are cut after this many tokens."""
+    stride: int = Field(default=128, ge=0)
+    """Kind spans: tokens that the windows of a long context share, at most a quarter of max_length."""
     answering: Literal["generation", "ranking"] = "generation"
     """Hosts that answer in text: let them write, or rank the labels by their likelihood, which is faster."""
     beams: int = Field(default=1, ge=1)

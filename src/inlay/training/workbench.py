@@ -247,7 +247,9 @@ def _has_outputs(saved: dict[str, Any] | None, head: Head) -> bool:
     own = Head(**saved) if saved is not None else None
     if own is None or own.per_token != head.per_token:
         return False
-    return own.names == head.names or (own.names is None and own.pooling is not None and head.names == CHOICE)
+    if own.names == head.names:
+        return own.problem_type == head.problem_type
+    return bool(own.names is None and own.pooling is not None and head.names == CHOICE)
 
 
 def _common_norms(host: PreTrainedModel, members: Sequence[str]) -> bool:
