@@ -14,7 +14,7 @@ import yaml
 from inlay.config import Config
 from inlay.errors import ConfigError
 from inlay.runs.folder import with_new_names
-from inlay.runs.settings import OTHER_NAMES
+from inlay.runs.settings import SPELT
 
 json_flag = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON instead of text.")
 quiet_flag = click.Option(["--quiet"], is_flag=True, help="Show no progress.")
@@ -28,9 +28,6 @@ config_flag = click.Option(
     type=click.Path(path_type=Path),
     help="A YAML file of settings, named as the flags are; flags win.",
 )
-
-SPELT = {field: name for name, field in OTHER_NAMES.items()}
-"""Fields whose flag has another name."""
 
 
 def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[click.Parameter]:
