@@ -68,7 +68,7 @@ class Recipe(Config):
     max_length: int = Field(default=256, ge=2)
     """Inputs are cut after this many tokens."""
     answering: Literal["generation", "ranking"] = "generation"
-    """Hosts that answer in text: let them write, or rank the labels by their likelihood, which is faster."""
+    """Hosts that answer in text: let them write, or rank the labels by their likelihood in one pass."""
     beams: int = Field(default=1, ge=1)
     """Generation: how many beginnings are followed at once."""
     length_penalty: float = 1.0
