@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,12 @@ from transformers import PreTrainedModel
 
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import CheckpointError
-from inlay.host.registry import Inlay, Inlays
+from inlay.host.registry import ATTRIBUTE, Inlay, Inlays
+from inlay.storage.tensor_file import content_digest
+
+SLICE = 512
+"""Numbers of each compared weight."""
+COMPARED = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def misfit(folder: Path, problems: list[str]) -> CheckpointError:
@@ -36,14 +41,45 @@ def describe_host(host: PreTrainedModel, anatomy: Anatomy) -> dict[str, Any]:
         "layers": dict(anatomy.depth),
         "heads": getattr(config, "num_attention_heads", None),
         "name": str(getattr(host.config, "name_or_path", "") or ""),
+        "weights": host_fingerprint(host),
     }
 
 
-def host_mismatches(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    return [
+def host_fingerprint(host: PreTrainedModel) -> str | None:
+    """A digest of a few slices of the host's weights: its embeddings, and its first, middle and last layers.
+
+    Taken in bfloat16, so that a host that is opened in half precision is the same host. None where the weights cannot
+    be compared: quantised, in float16, elsewhere than here, or with an inlay folded into them.
+    """
+    inlays = getattr(host, ATTRIBUTE, None)
+    if inlays is not None and inlays.folded is not None:
+        return None
+    body: Any = host.base_model  # without the head, which may be new
+    layers: list[Tensor] = [
+        weight for name, weight in body.named_parameters()
+        if re.search(r"\.\d+\.", name) and not name.startswith(f"{ATTRIBUTE}.") and weight.dim() > 1
+    ]  # fmt: skip
+    words = getattr(body.get_input_embeddings(), "weight", None)
+    chosen = layers[:2] + layers[len(layers) // 2 :][:2] + layers[-2:] + ([words] if isinstance(words, Tensor) else [])
+    if not chosen or any(w.is_meta or w.dtype not in COMPARED or not w.numel() for w in chosen):
+        return None
+    slices = [weight.detach().reshape(-1)[:SLICE].to("cpu", torch.bfloat16) for weight in chosen]
+    return content_digest({str(i): part for i, part in enumerate(slices)})
+
+
+def host_mismatches(saved: dict[str, Any], here: dict[str, Any], any_host: bool = False) -> list[str]:
+    problems = [
         f"it was made for a host with {what} {saved.get(what)!r}, this one has {here[what]!r}"
         for what in ("family", "hidden_size", "layers", "heads") if saved.get(what) != here[what]
     ]  # fmt: skip
+    then, now = saved.get("weights"), here["weights"]
+    if not problems and not any_host and None not in (then, now) and then != now:
+        problems.append(
+            f"its host ({saved.get('name') or 'not named'}) had other weights than this one "
+            f"({here['name'] or 'not named'}), so that what it learned is of no use here "
+            f"(any_host=True, or --any-host, loads all the same)"
+        )
+    return problems
 
 
 def names_here(saved: dict[str, str], inlays: Inlays) -> dict[str, str]:
@@ -75,11 +111,12 @@ def identity(inlay: Inlay) -> str:
 
 def fingerprint(tensors: dict[str, Tensor]) -> str:
     """A digest of names, dtypes, shapes and bytes."""
-    found = hashlib.sha256()
-    for key, tensor in sorted(tensors.items()):
-        found.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    return content_digest(tensors)
+
+
+def not_finite(tensors: dict[str, Tensor]) -> list[str]:
+    """The tensors that hold numbers which are not finite."""
+    return sorted(key for key, t in tensors.items() if t.is_floating_point() and not bool(torch.isfinite(t).all()))
 
 
 def tensor_mismatches(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
@@ -88,5 +125,10 @@ def tensor_mismatches(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> li
     problems += [
         f"tensor {key} has shape {tuple(found[key].shape)}, expected {tuple(wanted[key].shape)}"
         for key in wanted.keys() & found.keys() if wanted[key].shape != found[key].shape
+    ]  # fmt: skip
+    problems += [
+        f"tensor {key} holds {found[key].dtype}, expected floating-point numbers"
+        for key in wanted.keys() & found.keys()
+        if wanted[key].is_floating_point() and not found[key].is_floating_point()
     ]  # fmt: skip
     return sorted(problems)

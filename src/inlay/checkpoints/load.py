@@ -27,7 +27,8 @@ FOREIGN: tuple[Callable[[Folder], Reader | None], ...] = (peft.reader_of, adapte
 
 def load(
     host: nn.Module, path: str | os.PathLike[str], *,
-    name: str | None = None, head: bool = True, any_members: bool = False, pickled: bool = False,
+    name: str | None = None, head: bool = True, any_members: bool = False, any_host: bool = False,
+    pickled: bool = False,
 ) -> str | Setup:  # fmt: skip
     """Set a saved inlay into a host, under its own or another name; returns the name. One error lists all mismatches.
 
@@ -35,6 +36,7 @@ def load(
     setup to activate instead of a name.
     head:        False leaves the saved head away, as for a member of a fusion: any kind of task then fits this host.
     any_members: a fusion needs its members on the host, and the very ones it was trained with unless this is set.
+    any_host:    load also into a host of the same form whose weights are not those that it was trained on.
     pickled:     also read the `.bin` files of those libraries, as tensors only: nothing in them is executed.
     """
     model = bare(host)
@@ -45,7 +47,7 @@ def load(
                 if (read := reader_of(foreign)) is not None:
                     found = read(model, foreign, name, pickled)
                     return found if head else _without_heads(model, found)
-        return load_ours(model, folder, name, any_members, head)
+        return load_ours(model, folder, name, any_members, any_host, head)
 
 
 def _without_heads(host: PreTrainedModel, found: str | Setup) -> str | Setup:

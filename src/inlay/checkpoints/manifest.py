@@ -7,15 +7,30 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from inlay.errors import CheckpointError, NamingError
 from inlay.host.verbs import NAME
+from inlay.storage.folders import reading
 from inlay.storage.plain_json import read_json
 
 FORMAT = 1
 MANIFEST, WEIGHTS, CARD = "inlay.json", "weights.safetensors", "README.md"
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+class HostFacts(BaseModel):
+    """What a manifest says of its host."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    family: str
+    hidden_size: int = Field(ge=1)
+    layers: dict[str, int]
+    heads: int | None
+    name: str
+    weights: str | None = None
+    """The fingerprint of the host's weights; earlier versions did not note it."""
 
 
 class Manifest(BaseModel):
@@ -36,10 +51,31 @@ class Manifest(BaseModel):
     members: dict[str, str]
     files: dict[str, str]
     sha256: str
+    data: dict[str, Any] | None = None
+    """The whole task and the longest input, so that an inlay alone can be used; earlier versions did not note it."""
+
+    @field_validator("method")
+    @classmethod
+    def _named(cls, method: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(method.get("kind"), str):
+            raise ValueError("it names no kind of method")
+        return method
+
+    @field_validator("host")
+    @classmethod
+    def _a_host(cls, host: dict[str, Any]) -> dict[str, Any]:
+        HostFacts.model_validate(host)
+        return host
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """inlay.json, with its fields, format and digest checked."""
+    """inlay.json of a folder that nobody replaces meanwhile, checked for form, format and its own digest."""
+    with reading(folder) as there:
+        return manifest_in(there)
+
+
+def manifest_in(folder: Path) -> Manifest:
+    """inlay.json of a folder that the caller holds by `reading`."""
     file = folder / MANIFEST
     if not file.is_file():
         raise CheckpointError(_not_an_inlay(folder))
@@ -55,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate(found)
     except ValidationError as error:
-        listed = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        listed = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:20])
         raise CheckpointError(f"{file} has missing, unknown or wrong fields: {listed}.") from None
     if not NAME.fullmatch(manifest.name):
         raise NamingError(f"{file} names its inlay {manifest.name!r}, which cannot be a name.")

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -34,22 +33,28 @@ from inlay.checkpoints.fitting import (
     member_mismatches,
     misfit,
     names_here,
+    not_finite,
     tensor_mismatches,
 )
-from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest, digest_of, read_manifest
+from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest, digest_of, manifest_in
 from inlay.errors import CheckpointError, InlayError
 from inlay.host.heads import CHOICE, Head
 from inlay.host.registry import Inlay
 from inlay.host.verbs import bare, free_name, inlays_of, registering
 from inlay.methods.base import method_from
+from inlay.storage.files import digest as _digest
 from inlay.storage.folders import replacing
+from inlay.storage.plain_json import finite
 
 
 def save(
     host: nn.Module, name: str, path: str | os.PathLike[str], *,
-    task: str | None = None, metrics: dict[str, float] | None = None,
+    task: str | None = None, metrics: dict[str, float] | None = None, data: dict[str, Any] | None = None,
 ) -> Path:  # fmt: skip
-    """Write an inlay to a folder, whole or not at all. `task` and `metrics` are noted in the manifest and the card."""
+    """Write an inlay to a folder, whole or not at all. `task` and `metrics` are noted in the manifest and the card.
+
+    data: the whole task and the longest input, as `inlay.runs` notes them, so that the inlay can be used alone.
+    """
     model, inlays = bare(host), inlays_of(host)
     inlay = inlays[name]
     manifest = {
@@ -61,15 +66,25 @@ def save(
         "head": None if inlay.head is None else inlay.head.model_dump(mode="json"),
         "norms": inlay.norms,
         "task": task,
-        "metrics": metrics or {},
+        "metrics": finite(metrics or {}),
         "versions": {package: importlib.metadata.version(package) for package in ("inlay", "torch", "transformers")},
         "members": {member: identity(inlays[member]) for member in inlay.method.needs},
     }
+    if data is not None:
+        manifest["data"] = data
     tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in inlay.tensors().items()}
+    if broken := not_finite(tensors):
+        raise CheckpointError(
+            f"{name!r} holds numbers that are not finite ({', '.join(broken[:4])}) and is not saved: its training has "
+            f"diverged. Train again with a smaller learning rate."
+        )
     return write(Path(path), manifest, tensors, card(manifest, tensors))
 
 
-def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members: bool, with_head: bool = True) -> str:
+def load_ours(
+    host: PreTrainedModel, folder: Path, name: str | None,
+    any_members: bool = False, any_host: bool = False, with_head: bool = True,
+) -> str:  # fmt: skip
     """Set a saved inlay into a host, with or without its head; returns its name."""
     manifest, tensors = read(folder)
     whole = fingerprint(tensors)
@@ -81,7 +96,7 @@ def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members
     name = manifest.name if name is None else name
     free_name(host, name)
     with registering(host) as inlays, torch.random.fork_rng(devices=[]):
-        problems = host_mismatches(manifest.host, describe_host(host, inlays.anatomy))
+        problems = host_mismatches(manifest.host, describe_host(host, inlays.anatomy), any_host)
         here = names_here(manifest.members, inlays)
         members = {here[member]: wanted for member, wanted in manifest.members.items()}
         problems += member_mismatches(members, inlays, any_members)
@@ -97,6 +112,8 @@ def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members
             problems += tensor_mismatches(draft.tensors(), tensors)
         except InlayError as error:
             problems.append(str(error))
+        except (RuntimeError, OverflowError, MemoryError) as error:  # torch about sizes that no tensor has
+            problems.append(f"it cannot be built: {str(error).splitlines()[0]}")
         if problems:
             raise misfit(folder, problems)
         inlay = Inlay(name, method, head, manifest.norms).fill(host, inlays.anatomy)
@@ -131,7 +148,7 @@ def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], te
 
 def read(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
     """Manifest and tensors of a folder, both verified by their digests."""
-    manifest = read_manifest(folder)
+    manifest = manifest_in(folder)
     problems = []
     for file, digest in manifest.files.items():
         if Path(file).name != file:
@@ -145,11 +162,12 @@ def read(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
     if problems:
         raise CheckpointError(f"{folder} is not whole:\n" + "\n".join(f"  - {p}" for p in problems))
     try:
-        return manifest, safetensors.torch.load_file(folder / WEIGHTS)
-    except (safetensors.SafetensorError, ValueError) as error:
+        tensors = safetensors.torch.load_file(folder / WEIGHTS)
+    except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{folder / WEIGHTS} is not a safetensors file: {error}") from None
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    if broken := not_finite(tensors):
+        raise CheckpointError(
+            f"{folder / WEIGHTS} holds numbers that are not finite ({', '.join(broken[:4])}): "
+            f"its training has diverged."
+        )
+    return manifest, tensors

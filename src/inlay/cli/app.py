@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import traceback
@@ -11,14 +12,17 @@ from importlib import import_module
 import click
 
 from inlay.errors import InlayError, nearest
+from inlay.storage.plain_text import printable
 
 VERBS = {
     "train": "Train one inlay, a head, or the whole host on a task.",
+    "finish": "Take an interrupted run's best state so far as its result.",
     "fuse": "Learn to combine trained inlays for a target task.",
     "eval": "Measure a run or an inlay on a split or a file.",
     "predict": "Label texts given as arguments, in a file or on stdin.",
     "inspect": "Show what a run or an inlay is.",
     "prune": "Remove the members that a fusion does not listen to.",
+    "collapse": "Turn a fusion into one plain inlay with its mean weights.",
     "merge": "Turn a mixture into a plain inlay.",
     "export": "Write an inlay in the format of peft or adapters.",
     "import": "Read a checkpoint of adapters or peft.",
@@ -72,28 +76,45 @@ def run(given: list[str]) -> None:
     """Run the verb that the words name, and leave with its exit code; `inlay.cli.main` says which there are."""
     debug = "--debug" in given
     _calm()
+    _speak_anyway()
     try:
         code = inlay.main([word for word in given if word != "--debug"], prog_name="inlay", standalone_mode=False)
         if code:  # a verb that left early says so by its exit code
             sys.exit(code)
     except click.ClickException as error:
-        error.show()
+        print(printable(_usage(error)), file=sys.stderr)
         sys.exit(2)
     except (KeyboardInterrupt, click.exceptions.Abort):
         _leave("stopped.", 130, debug)
     except InlayError as error:
         _leave(f"error: {error}", 2, debug)
+    except (RecursionError, MemoryError) as error:
+        _leave(f"error: what was given is too large or nested too deeply ({type(error).__name__})", 2, debug)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = f"the disk is full; what was saved before is whole ({error})" if full else str(error)
         _leave(f"error: {what}", 2, debug)
 
 
+def _usage(error: click.ClickException) -> str:
+    """What click says of a mistake in the words: the usage first, where it knows the verb."""
+    context = getattr(error, "ctx", None)
+    usage = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n\n" if context is not None else ""
+    return f"{usage}Error: {error.format_message()}"
+
+
 def _leave(message: str, code: int, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    print(message, file=sys.stderr)
+    print(printable(message), file=sys.stderr)
     sys.exit(code)
+
+
+def _speak_anyway() -> None:
+    """A terminal that cannot show a letter gets its escape, and what has no stdin or stdout still runs."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _calm() -> None:

@@ -8,7 +8,17 @@ from typing import Any
 
 import click
 
-from inlay.cli.flags import host_flag, json_flag, threads_flag
+from inlay.cli.flags import (
+    any_host_flag,
+    host_flag,
+    json_flag,
+    label_flag,
+    pair_flag,
+    quiet_flag,
+    text_flag,
+    threads_flag,
+    trust_flag,
+)
 from inlay.cli.output import columns, tell
 
 HELP = """Measure a run or an inlay on a split of its task, or on a file.
@@ -23,26 +33,25 @@ Examples:
   inlay eval runs/rte --file more.jsonl
   inlay eval runs/mixture --routing ensemble --mean probabilities
   inlay eval runs/mnli runs/rte-after-mnli
+  inlay eval runs/mine --file others.csv --text comment --label rating
 """
 
 
 def work(
-    paths: tuple[Path, ...], split: str | None, file: Path | None, host: str | None, answering: str | None,
-    routing: str | None, passes: int | None, mean: str | None, threads: int | None, as_json: bool,
-) -> None:  # fmt: skip
+    paths: tuple[Path, ...], split: str | None, threads: int | None, as_json: bool, quiet: bool, **one: Any
+) -> None:
     from inlay.training.threads import use_threads
 
     use_threads(threads)
-    one = {"file": file, "host": host, "answering": answering, "routing": routing, "passes": passes, "mean": mean}
-    given = [f"--{name}" for name, value in one.items() if value is not None]
+    given = [f"--{name.replace('_', '-')}" for name, value in one.items() if value not in (None, False)]
     if len(paths) > 1 and given:
         raise click.UsageError(f"{', '.join(given)} can be given for one run only, not for a matrix of several.")
-    if routing != "ensemble" and (passes is not None or mean is not None):
+    if one["routing"] != "ensemble" and (one["passes"] is not None or one["mean"] is not None):
         raise click.UsageError("--passes and --mean belong to --routing ensemble.")
     if len(paths) > 1:
         _tell_matrix(paths, split, as_json)
     else:
-        _tell_one(paths[0], split, file, host, answering, (routing, passes, mean), as_json)
+        _tell_one(paths[0], split, as_json, quiet, **one)
 
 
 def _tell_matrix(paths: tuple[Path, ...], split: str | None, as_json: bool) -> None:
@@ -55,23 +64,25 @@ def _tell_matrix(paths: tuple[Path, ...], split: str | None, as_json: bool) -> N
 
 
 def _tell_one(
-    path: Path,
-    split: str | None,
-    file: Path | None,
-    host: str | None,
-    answering: Any,
-    way: tuple[Any, ...],
-    as_json: bool,
-) -> None:
+    path: Path, split: str | None, as_json: bool, quiet: bool, *, file: Path | None, data_dir: Path | None,
+    text: str | None, pair: str | None, label: str | None, eval_rows: int | None, host: str | None, any_host: bool,
+    trust_remote_code: bool, answering: Any, routing: Any, passes: int | None, mean: Any,
+) -> None:  # fmt: skip
+    from inlay.runs.train import Allowed
     from inlay.runs.use import open_for_use
-    from inlay.training.evaluate import Route, ask
+    from inlay.training.evaluate import Route
+    from inlay.training.progress import watcher
 
-    opened = open_for_use(path, host)
-    codec = opened.codec if answering is None else replace(opened.codec, answering=answering)
-    source, rows = opened.rows(split, file)
+    opened = open_for_use(path, host, Allowed(any_host, trust_remote_code)).reading(text=text, pair=pair, label=label)
+    if answering is not None:
+        opened = replace(opened, codec=replace(opened.codec, answering=answering))
+    codec = opened.codec
+    source, rows = opened.rows(split, file, data_dir)
+    rows = rows[:eval_rows]
     encoded = codec.encode(rows)
-    route = Route(**{name: v for name, v in zip(("routing", "passes", "mean"), way, strict=True) if v is not None})
-    scores = codec.measure(encoded, ask(opened.host, codec, encoded, route=route))
+    way = {"routing": routing, "passes": passes, "mean": mean}
+    route = Route(**{name: value for name, value in way.items() if value is not None})
+    scores = codec.measure(encoded, opened.answers(encoded, watcher(quiet), route))
     facts = {
         "path": str(path),
         "task": codec.task.name,
@@ -108,8 +119,16 @@ command = click.Command(
         click.Option(
             ["--mean"], type=click.Choice(["logits", "probabilities"]), help="What an ensemble averages. [logits]"
         ),
+        click.Option(["--data-dir"], type=click.Path(path_type=Path), help="A folder with <task>/<split>.jsonl.gz."),
+        text_flag,
+        pair_flag,
+        label_flag,
+        click.Option(["--eval-rows"], type=click.IntRange(min=1), help="Measure on the first rows only, this many."),
         host_flag,
+        any_host_flag,
+        trust_flag,
         threads_flag,
         json_flag,
+        quiet_flag,
     ],
 )

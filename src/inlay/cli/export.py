@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from inlay.cli.flags import host_flag, json_flag, path_argument
+from inlay.cli.flags import any_host_flag, host_flag, json_flag, overwrite_flag, path_argument, trust_flag
 from inlay.cli.output import tell
 
 HELP = """Write an inlay in the format of another library: peft (LoRA) or adapterhub (bottlenecks, Compacter, fusions).
@@ -19,13 +19,19 @@ Example:
 """
 
 
-def work(path: Path, out: Path, format: str, host: str | None, without_head: bool, as_json: bool) -> None:
+def work(
+    path: Path, out: Path, format: str, overwrite: bool, host: str | None, any_host: bool, trust_remote_code: bool,
+    without_head: bool, as_json: bool,
+) -> None:  # fmt: skip
     from inlay.checkpoints.export import export
     from inlay.errors import ConfigError, InlayError
     from inlay.host.verbs import inlays_of
+    from inlay.runs.train import Allowed
     from inlay.runs.use import open_for_use
+    from inlay.storage.folders import check_new
 
-    opened = open_for_use(path, host)
+    check_new(out, overwrite)
+    opened = open_for_use(path, host, Allowed(any_host, trust_remote_code))
     if opened.name is None:
         raise ConfigError(f"{path} has no inlay: the whole host was trained. It is a transformers folder already.")
     members = inlays_of(opened.host)[opened.name].method.needs
@@ -52,7 +58,10 @@ command = click.Command(
         click.Option(["--format"], type=click.Choice(["peft", "adapterhub"]), required=True, help="The format."),
         click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The folder to write to."),
         click.Option(["--without-head"], is_flag=True, help="Leave the head out, for a format that has no such head."),
+        overwrite_flag,
         host_flag,
+        any_host_flag,
+        trust_flag,
         json_flag,
     ],
 )  # fmt: skip

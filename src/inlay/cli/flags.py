@@ -9,11 +9,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import click
-import yaml
 
 from inlay.config import Config
-from inlay.errors import ConfigError
-from inlay.runs.folder import with_new_names
+from inlay.runs.folder import read_settings
 from inlay.runs.settings import SPELT
 
 json_flag = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON instead of text.")
@@ -21,13 +19,38 @@ quiet_flag = click.Option(["--quiet"], is_flag=True, help="Show no progress.")
 path_argument = click.Argument(["path"], type=click.Path(path_type=Path))
 host_flag = click.Option(["--host"], help="The host, if it has moved, or if PATH is an inlay that does not name one.")
 threads_flag = click.Option(
-    ["--threads"], type=click.IntRange(min=1), help="Threads that torch uses; by default half of the cores."
+    ["--threads"], type=click.IntRange(min=1, max=1024), help="Threads that torch uses; by default half of the cores."
 )
+any_host_flag = click.Option(
+    ["--any-host"], is_flag=True, help="Go on with a host of the same form whose weights are others."
+)
+trust_flag = click.Option(
+    ["--trust-remote-code"], is_flag=True, help="Let the host's own Python code run here; only for a host you trust."
+)
+text_flag = click.Option(["--text"], help="The column of the text, or a template, if it is not that of the training.")
+pair_flag = click.Option(["--pair"], help="The column of the second text, or a template.")
+label_flag = click.Option(["--label"], help="The column of what is to be predicted.")
+overwrite_flag = click.Option(["--overwrite"], is_flag=True, help="Replace what is at --out, if it is an inlay.")
 config_flag = click.Option(
     ["--config"],
     type=click.Path(path_type=Path),
     help="A YAML file of settings, named as the flags are; flags win.",
 )
+
+
+class _Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A whole number of a length that Python converts."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{str(value)[:40]!r} is not a whole number.", param, context)
+
+
+WHOLE = _Whole()
 
 
 def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[click.Parameter]:
@@ -38,6 +61,8 @@ def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[clic
         if field is None or name in leave_out:
             continue
         kind, several = _kind(field.annotation)
+        if kind is int and field.is_required() is False:
+            kind = WHOLE
         default = field.default if isinstance(field.default, str | int | float) and not field.is_required() else None
         text = " ".join((field.description or "").split())
         if several:
@@ -59,27 +84,14 @@ def _flag(name: str, kind: Any) -> str:
 
 def merged(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:
     """The YAML file's settings, and the flags over them."""
-    return _from_yaml(config) | {name: _plain(name, value) for name, value in given.items() if value not in (None, ())}
+    settings = read_settings(config) if config is not None else {}
+    return settings | {name: _plain(name, value) for name, value in given.items() if value not in (None, ())}
 
 
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, tuple) and name != "options":
         return tuple(part.strip() for item in value for part in str(item).split(",") if part.strip())
     return value
-
-
-def _from_yaml(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} must have settings such as 'task: rte', one per line.")
-    return with_new_names({str(name): value for name, value in found.items()})
 
 
 def _kind(annotation: Any) -> tuple[Any, bool]:

@@ -7,31 +7,58 @@ from typing import Any
 
 import click
 
-from inlay.cli.flags import config_flag, flags, json_flag, quiet_flag
+from inlay.cli.flags import any_host_flag, config_flag, flags, json_flag, merged, quiet_flag, trust_flag
 from inlay.cli.train import run_job
 from inlay.runs.settings import Settings
 
 HELP = """Learn to combine trained inlays for a target task.
 
-MEMBERS are runs or inlays on the same host; the target's own inlay should be one of them.
+MEMBERS are runs or inlays on the same host; the target's own inlay should be one of them. Without --host it is theirs.
 
 \b
 Example:
-  inlay fuse runs/mnli runs/qqp runs/rte --host bert-base-uncased --task rte --out runs/rte-fused
+  inlay fuse runs/mnli runs/qqp runs/rte --task rte --out runs/rte-fused
 """
 
 OF_INLAYS = {"members", "mode", "method", "options", "start", "consistency", "consistency_detach"}
 """Settings that are no flags here: the members are arguments, the rest belongs to single inlays."""
 
 
-def work(config: Path | None, members: tuple[Path, ...], as_json: bool, quiet: bool, **given: Any) -> None:
-    run_job(config, None, given | {"mode": "fusion", "members": members}, as_json, quiet)
+def work(
+    config: Path | None,
+    members: tuple[Path, ...],
+    any_host: bool,
+    trust_remote_code: bool,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> None:
+    from inlay.runs.train import Allowed
+
+    if "host" not in merged(config, given):
+        given["host"] = _host_of(members)
+    allowed = Allowed(any_host, trust_remote_code)
+    run_job(config, None, given | {"mode": "fusion", "members": members}, as_json, quiet, allowed)
+
+
+def _host_of(members: tuple[Path, ...]) -> str:
+    """The host that all members name."""
+    from inlay.checkpoints.manifest import read_manifest
+    from inlay.errors import ConfigError
+    from inlay.runs.folder import RECORD, Run
+
+    runs = {member: (member / RECORD).is_file() for member in members}
+    names = {m: Run(m).record()["host"] if runs[m] else read_manifest(m).host["name"] for m in members}
+    if len(set(names.values())) != 1 or not all(names.values()):
+        listed = "; ".join(f"{member}: {name or 'not named'}" for member, name in names.items())
+        raise ConfigError(f"the members do not name one host ({listed}). Give it with --host.")
+    return next(iter(names.values()))
 
 
 command = click.Command(
     "fuse", callback=work, help=HELP,
     params=[
         click.Argument(["members"], nargs=-1, required=True, type=click.Path(path_type=Path)),
-        config_flag, *flags(Settings, leave_out=OF_INLAYS), json_flag, quiet_flag,
+        config_flag, *flags(Settings, leave_out=OF_INLAYS), any_host_flag, trust_flag, json_flag, quiet_flag,
     ],
 )  # fmt: skip

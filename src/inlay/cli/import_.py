@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from inlay.cli.flags import json_flag
+from inlay.cli.flags import json_flag, overwrite_flag, trust_flag
 from inlay.cli.output import tell
 from inlay.data.task import Kind
 
@@ -28,15 +28,19 @@ def work(
     name: str | None,
     member: tuple[Path, ...],
     pickled: bool,
+    overwrite: bool,
+    trust_remote_code: bool,
     as_json: bool,
 ) -> None:
     from inlay.checkpoints.load import load
     from inlay.checkpoints.ours import save
     from inlay.data.task import Task
     from inlay.host.verbs import inlays_of
+    from inlay.storage.folders import check_new
     from inlay.training.workbench import Workbench
 
-    opened = Workbench.open(host, Task(name=path.name, kind=task)).host
+    check_new(out, overwrite)
+    opened = Workbench.open(host, Task(name=path.name, kind=task), trust_remote_code=trust_remote_code).host
     for each in member:
         load(opened, each, pickled=pickled)
     found = load(opened, path, name=name, pickled=pickled)
@@ -63,6 +67,8 @@ command = click.Command(
         click.Option(["--name"], help="Give the inlay this name."),
         click.Option(["--member"], type=click.Path(path_type=Path), multiple=True, help="A member of a fusion."),
         click.Option(["--pickled"], is_flag=True, help="Also read .bin files; only tensors are taken from them."),
+        overwrite_flag,
+        trust_flag,
         json_flag,
     ],
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from inlay.cli.output import columns, shown, tell
 
 if TYPE_CHECKING:
     from inlay.compose.activations import FusionActivations
+    from inlay.runs.folder import Run
 
 HELP = """Show what a run or an inlay is: its settings, counts, scores and curve; heat maps of fusions as a picture.
 
@@ -48,35 +48,45 @@ def _run(path: Path) -> dict[str, Any]:
 
     run = Run(path)
     record, history = run.record(), run.history()
-    main = record["task"]["metrics"][0]
+    task = record["task"] or {}
+    main = next(iter(task.get("metrics") or ()), None)
     values = [value for entry in history if (value := entry.get(f"validation_{main}")) is not None]
     facts = {
         key: record.get(key)
         for key in ("status", "name", "mode", "method", "host", "rows", "trained_parameters", "host_parameters")
     }
     facts |= {
-        "task": record["task"]["name"],
-        "labels": record["task"]["labels"],
+        "task": task.get("name"),
+        "labels": task.get("labels"),
         "scores": record.get("scores"),
         "judged": record.get("judged"),
     }
     facts |= {key: record.get(key) for key in ("best_step", "steps", "seconds", "padding", "seed", "versions")}
     facts["curve"] = values
-    facts["members"] = sorted(member.name for member in run.members.iterdir()) if run.members.is_dir() else []
+    facts["members"] = _members(run)
     return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
 
+def _members(run: Run) -> dict[str, Any]:
+    """A fusion's members: what each is, and how many numbers it holds."""
+    found = {}
+    for folder in run.member_folders():
+        facts = _inlay(folder)
+        found[folder.name] = {"method": facts["method"]["kind"], "parameters": facts["parameters"]}
+    return found
+
+
 def _inlay(path: Path) -> dict[str, Any]:
-    import safetensors
+    from inlay.checkpoints.manifest import WEIGHTS
+    from inlay.checkpoints.ours import read
+    from inlay.storage.folders import reading
 
-    from inlay.checkpoints.manifest import WEIGHTS, read_manifest
-
-    manifest = read_manifest(path)
-    with safetensors.safe_open(path / WEIGHTS, "pt") as file:
-        sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    count = sum(math.prod(shape) for shape in sizes.values())
+    with reading(path) as folder:
+        manifest, tensors = read(folder)
+        size = (folder / WEIGHTS).stat().st_size
+    count = sum(tensor.numel() for tensor in tensors.values())
     kept = {key: value for key, value in manifest.model_dump().items() if key not in ("files", "sha256", "format")}
-    return kept | {"tensors": len(sizes), "parameters": count, "bytes": (path / WEIGHTS).stat().st_size}
+    return kept | {"tensors": len(tensors), "parameters": count, "bytes": size}
 
 
 def _draw_fusions(paths: tuple[Path, ...], picture: Path, layer: str | None) -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from inlay.cli.flags import json_flag
 from inlay.cli.output import columns, tell
+
+if TYPE_CHECKING:
+    from inlay.runs.folder import Run
 
 HELP = """List methods, tasks, recipes, families or runs.
 
@@ -20,8 +24,11 @@ Examples:
 """
 
 
+RUN = ("run", "status", "task", "trained", "parameters", "lr", "steps", "seconds", "metric", "score")
+
+
 def work(what: str | None, folder: Path, as_json: bool) -> None:
-    listings: dict[str, Callable[[], Sequence[tuple[str, ...]]]] = {
+    listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "methods": _methods,
         "tasks": _tasks,
         "recipes": _recipes,
@@ -30,55 +37,72 @@ def work(what: str | None, folder: Path, as_json: bool) -> None:
     }
     chosen = [what] if what else list(listings)
     found = {name: listings[name]() for name in chosen}
-    text = "\n\n".join(f"{name}\n{columns(rows) or '(none)'}" for name, rows in found.items())
+    text = "\n\n".join(f"{name}\n{_table(name, rows)}" for name, rows in found.items())
     tell(text, found[what] if what else found, as_json)
 
 
-def _methods() -> list[tuple[str, str]]:
+def _table(name: str, rows: list[dict[str, Any]]) -> str:
+    header = RUN if name == "runs" and rows else ()
+    return columns([[row[key] for key in (header or row)] for row in rows], header) or "(none)"
+
+
+def _methods() -> list[dict[str, Any]]:
     """Every registered method and the first sentence of its class."""
     from inlay.methods import METHODS
 
-    return sorted((kind, (method.__doc__ or "").split("\n")[0]) for kind, method in METHODS.items())
+    found = sorted((kind, (method.__doc__ or "").split("\n")[0]) for kind, method in METHODS.items())
+    return [{"method": kind, "about": about} for kind, about in found]
 
 
-def _tasks() -> list[tuple[str, str, str, str]]:
+def _tasks() -> list[dict[str, Any]]:
     from inlay.data import builtin_tasks
 
     return [
-        (t.name, t.kind, t.main, t.hub.path if t.hub else "on request from its owner") for t in builtin_tasks().values()
+        {"task": t.name, "kind": t.kind, "metric": t.main, "from": t.hub.path if t.hub else "on request from its owner"}
+        for t in builtin_tasks().values()
     ]
 
 
-def _recipes() -> list[tuple[str, str]]:
+def _recipes() -> list[dict[str, Any]]:
     from inlay.recipes import read_recipe, recipe_names
 
-    return [(name, str(read_recipe(name)["about"])) for name in recipe_names()]
+    return [{"recipe": name, "about": str(read_recipe(name)["about"])} for name in recipe_names()]
 
 
-def _families() -> list[tuple[str]]:
+def _families() -> list[dict[str, Any]]:
     from inlay.anatomy.families import FAMILIES
 
-    return sorted((name,) for name in FAMILIES)
+    return [{"family": name} for name in sorted(FAMILIES)]
 
 
-def _runs(folder: Path) -> list[tuple[str, str, str, str, str]]:
+def _runs(folder: Path) -> list[dict[str, Any]]:
     from inlay.runs.folder import find_runs
 
-    rows = []
-    for run in find_runs(folder):
+    return [_run(run) for run in find_runs(folder)]
+
+
+def _run(run: Run) -> dict[str, Any]:
+    """What tells runs apart, side by side; the best states are those of the main metric."""
+    from inlay.errors import InlayError
+
+    try:
         record = run.record()
-        scores = record.get("scores") or {}
-        main = next((f"{name} {value:.4f}" for name, value in scores.items() if value is not None), "")
-        rows.append(
-            (
-                str(run.folder),
-                str(record.get("status")),
-                str(record["task"]["name"]),
-                str(record["method"] or record["mode"]),
-                main,
-            )
-        )
-    return rows
+    except InlayError as error:
+        return dict.fromkeys(RUN, None) | {"run": str(run.folder), "status": "unreadable", "why": str(error)}
+    scores = {name: value for name, value in (record.get("scores") or {}).items() if value is not None}
+    metric = next(iter(scores), None)
+    return {
+        "run": str(run.folder),
+        "status": record["status"],
+        "task": (record["task"] or {}).get("name"),
+        "trained": record.get("method") or record["mode"],
+        "parameters": record.get("trained_parameters"),
+        "lr": (record.get("settings") or {}).get("lr"),
+        "steps": record.get("steps"),
+        "seconds": record.get("seconds"),
+        "metric": metric,
+        "score": scores.get(metric) if metric else None,
+    }
 
 
 command = click.Command(

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from inlay.storage.plain_json import as_json
+from inlay.storage.plain_text import printable
 
 
-def tell(text: str, facts: Any, json: bool) -> None:
+def tell(text: str, facts: Any, machine: bool) -> None:
     """The text, or with --json the facts."""
-    say(as_json(facts, indent=1) if json else text)
+    say(json_text(facts, indent=1) if machine else printable(text))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON that stdout can write: in ASCII where it cannot write all of Unicode; control characters are escapes."""
+    text = as_json(value, indent=indent)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return json.dumps(json.loads(text), indent=indent)
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(char: str) -> str:
+    return f"\\u{ord(char):04x}" if "\x7f" <= char <= "\x9f" else char
 
 
 def say(text: str) -> None:
@@ -47,5 +63,5 @@ def shown(value: Any, separator: str = ", ") -> str:
     if isinstance(value, list):
         return separator.join(map(str, value))
     if isinstance(value, float):
-        return f"{value:.4f}"
+        return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from inlay.cli.flags import json_flag
+from inlay.cli.flags import json_flag, trust_flag
 from inlay.cli.output import columns, tell
 
 HELP = """Count the parameters that a method would train on a host, without loading any weights.
@@ -20,14 +20,14 @@ Examples:
 """
 
 
-def work(host: str, method: str | None, options: tuple[str, ...], as_json: bool) -> None:
+def work(host: str, method: str | None, options: tuple[str, ...], trust_remote_code: bool, as_json: bool) -> None:
     from inlay.errors import ConfigError, InlayError
     from inlay.host.count import NAMED_HOSTS, count
     from inlay.methods import METHODS, method_from
     from inlay.runs.settings import named_values
     from inlay.training.workbench import open_config
 
-    config = NAMED_HOSTS[host] if host in NAMED_HOSTS else open_config(host)
+    config = NAMED_HOSTS[host] if host in NAMED_HOSTS else open_config(host, trust_remote_code=trust_remote_code)
     if method is not None:
         counted = count(config, method_from({"kind": method, **named_values(options)}))
         tell(str(counted), asdict(counted) | {"percent": counted.percent}, as_json)
@@ -58,6 +58,7 @@ command = click.Command(
             multiple=True,
             help="The method's own settings, as in reduction=16. Repeat the flag for more.",
         ),
+        trust_flag,
         json_flag,
     ],
 )

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from inlay.cli.flags import host_flag, path_argument, threads_flag
-from inlay.cli.output import say
+from inlay.cli.flags import (
+    any_host_flag,
+    host_flag,
+    pair_flag,
+    path_argument,
+    quiet_flag,
+    text_flag,
+    threads_flag,
+    trust_flag,
+)
+from inlay.cli.output import json_text, say
 from inlay.data.errors import DataError
-from inlay.data.rows import Table, decoded, json_row, read_table, read_text
+from inlay.data.rows import Table, check_text, decoded, json_row, read_table, read_text
 from inlay.data.task import Task
+from inlay.storage.plain_json import as_json as as_json_text
 
 HELP = """Label texts given as arguments, in a file or on stdin. Writes JSON lines.
 
@@ -24,27 +33,41 @@ second text of a pair, or before each choice). Stdin is read as .txt, or as .jso
 Examples:
   inlay predict runs/sentiment "I liked it."
   inlay predict runs/rte "It rains." "The street is wet."
-  inlay predict runs/copa "It rained. What is the effect?" "The street is wet." "The sun came out."
+  inlay predict runs/copa "It rained." effect "The street is wet." "The sun came out."
   inlay predict runs/sentiment --file reviews.csv --out labels.jsonl
   cat reviews.txt | inlay predict runs/sentiment
 """
 
 
 def work(
-    path: Path, texts: tuple[str, ...], file: Path | None, out: Path | None, host: str | None, threads: int | None
+    path: Path,
+    texts: tuple[str, ...],
+    file: Path | None,
+    out: Path | None,
+    text: str | None,
+    pair: str | None,
+    host: str | None,
+    any_host: bool,
+    trust_remote_code: bool,
+    threads: int | None,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     from inlay.errors import ConfigError
+    from inlay.runs.train import Allowed
     from inlay.runs.use import open_for_use
-    from inlay.storage.files import write_whole
+    from inlay.storage.files import write_out
+    from inlay.training.progress import watcher
     from inlay.training.threads import use_threads
 
     if texts and file is not None:
         raise ConfigError("give texts or a file, not both.")
     use_threads(threads)
-    opened = open_for_use(path, host)
-    lines = [json.dumps(entry, ensure_ascii=False) for entry in opened.predict(_table(opened.codec.task, texts, file))]
+    opened = open_for_use(path, host, Allowed(any_host, trust_remote_code)).reading(text=text, pair=pair)
+    table = _table(opened.codec.task, texts, file)
+    lines = [(as_json_text if out is not None else json_text)(entry) for entry in opened.predict(table, watcher(quiet))]
     if out is not None:
-        write_whole(out, "\n".join(lines) + "\n")
+        write_out(out, "\n".join(lines) + "\n")
         click.echo(f"{len(lines):,} predictions: {out}", err=True)
     else:
         say("\n".join(lines))
@@ -57,7 +80,7 @@ def _table(task: Task, texts: tuple[str, ...], file: Path | None) -> Table:
     if file is not None and file.suffix != ".txt":
         return read_table(file)
     source = str(file) if file is not None else "stdin"
-    content = read_text(file) if file is not None else decoded(sys.stdin.buffer.read(), source)
+    content = read_text(file) if file is not None else decoded(_stdin(), source)
     rows, lines = [], []
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
@@ -70,8 +93,15 @@ def _table(task: Task, texts: tuple[str, ...], file: Path | None) -> Table:
     return Table(rows, source, lines)
 
 
+def _stdin() -> bytes:
+    if sys.stdin is None:
+        raise DataError("stdin is closed: give texts, or --file.")
+    return sys.stdin.buffer.read()
+
+
 def _row(task: Task, texts: tuple[str, ...], where: str) -> dict[str, Any]:
     columns = task.columns(labelled=False)
+    check_text(texts, where)
     if task.kind == "choice" and len(task.choice_columns) == 1 and len(texts) > len(columns):
         choices = list(texts[len(columns) - 1 :])  # the last column is a list
         return dict(zip(columns, (*texts[: len(columns) - 1], choices), strict=True))
@@ -93,7 +123,13 @@ command = click.Command(
             type=click.Path(path_type=Path),
             help="Write here instead of to stdout, all of it or nothing.",
         ),
+        text_flag,
+        pair_flag,
         host_flag,
+        any_host_flag,
+        trust_flag,
         threads_flag,
+        click.Option(["--json", "as_json"], is_flag=True, help="JSON lines, which is what this verb prints anyway."),
+        quiet_flag,
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from inlay.cli.flags import json_flag, path_argument, threads_flag
+from inlay.cli.flags import any_host_flag, host_flag, json_flag, path_argument, threads_flag, trust_flag
 from inlay.cli.output import columns, tell
 
 HELP = """Remove the members that a fusion does not listen to, and measure what that costs.
@@ -19,12 +19,16 @@ Example:
 """
 
 
-def work(path: Path, out: Path, keep: int | None, threshold: float | None, threads: int | None, as_json: bool) -> None:
+def work(
+    path: Path, out: Path, keep: int | None, threshold: float | None, host: str | None, any_host: bool,
+    trust_remote_code: bool, threads: int | None, as_json: bool,
+) -> None:  # fmt: skip
     from inlay.runs.prune import write_pruned
+    from inlay.runs.train import Allowed
     from inlay.training.threads import use_threads
 
     use_threads(threads)
-    facts = write_pruned(path, out, keep, threshold)
+    facts = write_pruned(path, out, keep, threshold, host, Allowed(any_host, trust_remote_code))
     scores = [(name, facts["before"][name], facts["after"][name]) for name in facts["before"]]
     text = (
         columns(scores, ("", "before", "after"))
@@ -41,6 +45,9 @@ command = click.Command(
         click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The run folder to write to."),
         click.Option(["--keep"], type=click.IntRange(min=1), help="Keep this many members, the most active ones."),
         click.Option(["--threshold"], type=float, help="Or keep the members whose mean attention is at least this."),
+        host_flag,
+        any_host_flag,
+        trust_flag,
         threads_flag,
         json_flag,
     ],

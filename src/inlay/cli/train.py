@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from inlay.cli.flags import config_flag, flags, json_flag, merged, quiet_flag
+from inlay.cli.flags import any_host_flag, config_flag, flags, json_flag, merged, quiet_flag, trust_flag
 from inlay.cli.output import columns, tell
 from inlay.runs.settings import FusionOptions, Settings
+
+if TYPE_CHECKING:
+    from inlay.runs.train import Allowed
 
 HELP = """Train one inlay, a head, or the whole host on a task.
 
@@ -21,18 +24,46 @@ Examples:
   inlay train --recipe compacter --method houlsby --host t5-base --task rte --out runs/rte-adapter
   inlay train --from runs/mnli --host bert-base-uncased --task rte --out runs/rte-after-mnli
   inlay train --resume runs/rte
+  inlay train --resume runs/rte --epochs 40
 """
+MAY_CHANGE = (
+    "epochs", "max_steps", "patience", "save_every", "threads",
+    "host", "data_dir", "train_file", "validation_file", "test_file",
+)  # fmt: skip
+"""Settings that a resumed run may change: how long it goes on, and where its host and rows are now."""
 
 
-def work(config: Path | None, resume: Path | None, as_json: bool, quiet: bool, **given: Any) -> None:
+def work(
+    config: Path | None,
+    resume: Path | None,
+    any_host: bool,
+    trust_remote_code: bool,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> None:
+    from inlay.runs.train import Allowed
+
     if resume is not None:
         extra = [name for name, value in {**given, "config": config}.items() if value not in (None, ())]
+        extra = [name for name in extra if name not in MAY_CHANGE]
         if extra:
-            raise click.UsageError(f"--resume uses the run's own settings; leave out --{extra[0].replace('_', '-')}.")
-    run_job(config, resume, given, as_json, quiet)
+            may = ", ".join(f"--{name.replace('_', '-')}" for name in MAY_CHANGE)
+            raise click.UsageError(
+                f"--resume uses the run's own settings; leave out --{extra[0].replace('_', '-')}. It may change: {may}."
+            )
+    run_job(config, resume, given, as_json, quiet, Allowed(any_host, trust_remote_code))
 
 
-def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_json: bool, quiet: bool) -> None:
+def run_job(
+    config: Path | None,
+    resume: Path | None,
+    given: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+    allowed: Allowed,
+    finish: bool = False,
+) -> None:
     """Train, say how it went; on an interrupt, how to go on."""
     from accelerate import PartialState
 
@@ -41,11 +72,12 @@ def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_
     from inlay.training.interrupt import Interrupted
     from inlay.training.progress import watcher
 
-    settings = (
-        Settings(**Run(resume).config() | {"out": resume}) if resume is not None else Settings(**merged(config, given))
-    )
+    if resume is not None:
+        settings = Settings(**Run(resume).config() | merged(None, given) | {"out": resume})
+    else:
+        settings = Settings(**merged(config, given))
     try:
-        run = train_run(settings, resume=resume is not None, watch=watcher(quiet))
+        run = train_run(settings, resume=resume is not None, finish=finish, watch=watcher(quiet), allowed=allowed)
     except Interrupted as stopped:
         if PartialState().is_main_process:
             click.echo(f"stopped by {stopped} and saved. To go on: inlay train --resume {settings.out}", err=True)
@@ -66,9 +98,14 @@ def run_job(config: Path | None, resume: Path | None, given: dict[str, Any], as_
 
 OF_FUSIONS = {"members", *FusionOptions.model_fields}
 resume_flag = click.Option(
-    ["--resume"], type=click.Path(path_type=Path), help="Continue an interrupted run with its own settings."
+    ["--resume"],
+    type=click.Path(path_type=Path),
+    help="Continue an interrupted run; it may be made longer, and host and rows may have moved.",
 )
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",
-    params=[config_flag, resume_flag, *flags(Settings, leave_out=OF_FUSIONS), json_flag, quiet_flag],
+    params=[
+        config_flag, resume_flag, *flags(Settings, leave_out=OF_FUSIONS), any_host_flag, trust_flag, json_flag,
+        quiet_flag,
+    ],
 )  # fmt: skip

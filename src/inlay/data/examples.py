@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -63,10 +64,16 @@ def is_missing(value: Any) -> bool:
 
 def find_labels(task: Task, table: Table) -> tuple[str, ...]:
     """The labels of the training rows in alphabetical order, numbers by size."""
-    check_columns(table, [task.label])
+    check_columns(table, task.columns())  # all that are missing at once
     given = [row[task.label] for row in table.rows if not is_missing(row.get(task.label))]
     if task.kind != "classification":
         given = [value for values in given for value in _listed(values)]
+    else:
+        lists = [i for i, row in enumerate(table.rows) if isinstance(row.get(task.label), list | dict)]
+        if lists:
+            raise DataError(
+                f"{table.where(lists[0])}: {task.label!r} must be one label, got {table.rows[lists[0]][task.label]}"
+            )
     values = {label_text(value) for value in given}
     if all(re.fullmatch("-?[0-9]+", value) for value in values):
         return tuple(sorted(values, key=int))
@@ -247,7 +254,8 @@ def fill(text: str, row: Row) -> str:
     for name, value in values.items():
         if value is None:
             raise DataError(f"column {name!r} is missing or null")
-    return shape.format_map(values).strip()
+    parts = string.Formatter().parse(shape)  # not format_map: a name with a dot is a column too
+    return "".join(before + (str(values[name]) if name else "") for before, name, _, _ in parts).strip()
 
 
 class _Listed(list[Any]):
@@ -308,6 +316,8 @@ def _target(task: Task, row: Row) -> Target:
         if not math.isfinite(number):
             raise DataError(f"{task.label!r} must be a number, got {value!r}")
         return number
+    if isinstance(value, list | dict):
+        raise DataError(f"{task.label!r} must be one label, got {str(value)[:60]}")
     text = label_text(value)
     if text not in task.labels:
         raise DataError(f"label {text!r} was not seen in training.{nearest(text, task.labels)}")

@@ -6,8 +6,11 @@ import csv
 import gzip
 import io
 import json
+import os
+import re
+import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 from inlay.data.errors import DataError
 
 Row = dict[str, Any]
+QUOTED = re.compile(r'"(?:[^"]|"")*"')
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -96,6 +100,15 @@ def decoded(data: bytes, source: str) -> str:
         ) from None
 
 
+def check_text(texts: Iterable[object], where: str) -> None:
+    """Refuse half characters, which no tokenizer and no file takes."""
+    for text in texts:
+        if isinstance(text, str) and any("\ud800" <= char <= "\udfff" for char in text):
+            raise DataError(f"{where}: {ascii(text)[:60]} is not whole Unicode: it holds half of a pair (a surrogate).")
+        if isinstance(text, list | tuple):
+            check_text(text, where)
+
+
 def _json_lines(text: str, source: str) -> Table:
     rows, lines = [], []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -109,32 +122,76 @@ def _json_lines(text: str, source: str) -> Table:
 def json_row(line: str, where: str) -> Row:
     """One line of a JSON lines file."""
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise DataError(f"{where}: not a JSON object on one line: {reason}") from None
     if not isinstance(row, dict):
         raise DataError(f'{where}: expected an object such as {{"text": ...}}, got {line[:60]}')
+    if "\\u" in line:
+        check_text((*row, *row.values()), where)
+    return row
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Row:
+    """An object whose keys are all different."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
     return row
 
 
 def _separated(text: str, source: str, delimiter: str) -> Table:
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    plain = _unquoted(text) if delimiter == "\t" else None
+    fields = plain if plain is not None else _quoted(text, source, delimiter)
     rows: list[Row] = []
     lines: list[int] = []
+    header: list[str] | None = None
+    for line, cells in fields:
+        if header is None:
+            header = cells
+            twice = sorted({name for name in header if header.count(name) > 1})
+            if twice:
+                raise DataError(f"{source}, line {line}: the column {twice[0]!r} is there twice. Rename one of them.")
+        elif len(cells) != len(header):
+            raise DataError(f"{source}, line {line}: {len(cells)} fields where the header has {len(header)}.")
+        else:
+            rows.append(dict(zip(header, cells, strict=True)))
+            lines.append(line)
+    return Table(rows, source, lines)
+
+
+def _quoted(text: str, source: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Lines and their cells, where quotes hold separators and line ends."""
+    csv.field_size_limit(sys.maxsize if sys.maxsize < 1 << 32 or os.name != "nt" else (1 << 31) - 1)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         try:
-            row = next(reader)
+            cells = next(reader)
         except StopIteration:
-            return Table(rows, source, lines)
+            return
         except csv.Error as error:
             raise DataError(f"{source}, line {reader.line_num + 1}: {error}") from None
-        names = len(reader.fieldnames or ())
-        if None in row or None in row.values():
-            seen = names + len(row[None]) if None in row else sum(value is not None for value in row.values())
-            raise DataError(f"{source}, line {reader.line_num}: {seen} fields where the header has {names}.")
-        rows.append(dict(row))
-        lines.append(reader.line_num)
+        if cells:
+            yield reader.line_num, cells
+
+
+def _unquoted(text: str) -> list[tuple[int, list[str]]] | None:
+    """A TSV file as GLUE writes it, where a quote is a quote; None: its tabs do not fit that, so quotes hold some."""
+    numbered = enumerate(text.replace("\r\n", "\n").split("\n"), start=1)
+    rows = [(number, line.split("\t")) for number, line in numbered if line]
+    if not rows or any(len(cells) != len(rows[0][1]) for _, cells in rows):
+        return None
+    always = all(QUOTED.fullmatch(cell) for cell in rows[0][1])
+    return [(number, [_bare(cell, always) for cell in cells]) for number, cells in rows]
+
+
+def _bare(cell: str, always: bool) -> str:
+    """A cell without the quotes around it, if they are a writer's: all cells have them, or those inside are doubled."""
+    if QUOTED.fullmatch(cell) and (always or '""' in cell[1:-1]):
+        return cell[1:-1].replace('""', '"')
+    return cell
 
 
 def _parquet(path: Path) -> Table:
@@ -142,6 +199,10 @@ def _parquet(path: Path) -> Table:
     import pyarrow.parquet
 
     try:
-        return Table(pyarrow.parquet.read_table(path).to_pylist(), str(path))
+        table = pyarrow.parquet.read_table(path)
+        names = table.column_names
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}: the column {next(n for n in names if names.count(n) > 1)!r} is there twice.")
+        return Table(table.to_pylist(), str(path))
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a Parquet file: {error}") from None

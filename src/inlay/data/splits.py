@@ -107,6 +107,8 @@ def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str])
                 f"compacter splits: {HELD_OUT} training rows are validation rows, the validation rows are test rows"
             )
     elif "validation" not in tables:
+        if len(tables["train"]) < 2:
+            raise DataError(f"{tables['train'].source} has one row: nothing is left to train on. Give more rows.")
         count = min(HELD_OUT, max(1, len(tables["train"]) // 10))
         tables["train"], tables["validation"] = _drawn_apart(tables["train"], count)
         notes.append(f"no validation rows: {count} training rows are held out for validation")

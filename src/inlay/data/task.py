@@ -116,6 +116,13 @@ class Task(Config):
             raise ValueError("labels must differ from each other")
         return labels
 
+    @field_validator("text", "pair", "group")
+    @classmethod
+    def _a_template(cls, text: str | None) -> str | None:
+        if text is not None and (not text.strip() or _broken(text)):
+            raise ValueError('it must be a column\'s name, or a template such as "{title}. {body}"')
+        return text
+
     @model_validator(mode="before")
     @classmethod
     def _usual(cls, fields: Any) -> Any:
@@ -157,6 +164,15 @@ class Task(Config):
         if self.kind == "choice":
             found += self.choice_columns
         return list(dict.fromkeys([*found, self.label] if labelled else found))
+
+
+def _broken(text: str) -> bool:
+    """Whether a template cannot be read, or would do more than put columns in."""
+    try:
+        parts = list(string.Formatter().parse(template(text)))
+    except ValueError:
+        return True
+    return any(name == "" or spec or conversion for _, name, spec, conversion in parts)
 
 
 def template(text: str) -> str:

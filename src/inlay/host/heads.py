@@ -55,7 +55,7 @@ class Head(Config):
     """The label names, or how many there are; None keeps the host's outputs. One output means regression."""
     pooling: Literal["first", "mean", "last", "tokens"] | None = None
     """None copies the host's head. Otherwise how real tokens become one vector; 'tokens': each has its own logits."""
-    layers: int = Field(default=1, ge=1)
+    layers: int = Field(default=1, ge=1, le=64)
     """Linear layers of a pooling head."""
     activation: str = "tanh"
     """Between the layers of a pooling head."""

@@ -83,7 +83,7 @@ class Mixture(Method):
 
     method: Any
     """The method to mix, such as inlay.Pfeiffer(size=48)."""
-    modules: int = Field(default=4, ge=1)
+    modules: int = Field(default=4, ge=1, le=1024)
     """M, the alternatives of each projection."""
     share: Literal["up", "down"] | None = "up"
     """Which projection has one map for all M; None: neither."""

@@ -134,7 +134,7 @@ class PHM(Bottleneck):
     reduction: float | dict[Layer, float] = 32
     activation: str = "gelu_new"
     before_dropout: bool = True
-    n: int = Field(default=4, ge=1)
+    n: int = Field(default=4, ge=1, le=1 << 20)
     """How many Kronecker products are summed; divides the hidden size and the bottleneck."""
     rank: int | None = Field(default=None, ge=1)
     """Rank of each B_i; None leaves B_i free."""

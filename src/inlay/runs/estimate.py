@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from typing import Any
 
 from inlay.host.verbs import summary
-from inlay.runs.train import Job
+from inlay.runs.train import Job, peak_megabytes
 from inlay.training.batching import padding_share, training_batches
+from inlay.training.evaluate import BATCH, ask
 from inlay.training.objectives import Portion, objective_for
 from inlay.training.progress import clock
 
@@ -22,6 +22,7 @@ def estimate(job: Job) -> dict[str, Any]:
     assert settings.epochs is not None
     steps = min(settings.max_steps or 1 << 60, settings.epochs * len(batches))
     seconds = _seconds_per_step(job, sorted(batches, key=lambda rows: int(lengths[rows].max()))[len(batches) // 2])
+    judging = _seconds_to_validate(job) * (1 + steps // (settings.eval_every or len(batches)))
     trained = sum(p.numel() for p in job.host.parameters() if p.requires_grad)
     facts = {
         "task": f"{job.prepared.task.name} ({job.prepared.task.kind})",
@@ -33,9 +34,10 @@ def estimate(job: Job) -> dict[str, Any]:
         "host_parameters": summary(job.host).host_parameters,
         "trained_parameters": trained,
         "steps_at_most": steps,
-        "time_at_most": f"{clock(steps * seconds)} ({seconds:.2f} s per step of {settings.batch_size} rows)",
+        "time_at_most": f"{clock(steps * seconds + judging)} ({seconds:.2f} s per step of {settings.batch_size} rows; "
+        f"evaluation {clock(judging)} of it)",
     }
-    peak = _peak_megabytes()
+    peak = peak_megabytes()
     return facts | ({"memory_at_least": f"{peak:,.0f} MB (peak of this check)"} if peak is not None else {})
 
 
@@ -45,6 +47,15 @@ def _labels(job: Job) -> dict[str, int] | str:
         return "—"
     counts = Counter(task.labels[int(e.target)] for e in job.prepared.train)  # type: ignore[arg-type]
     return {label: counts[label] for label in task.labels}
+
+
+def _seconds_to_validate(job: Job) -> float:
+    """One evaluation, from the time of one batch of its rows; answers in text take longer than this."""
+    rows = job.prepared.validation
+    some = job.codec.encode(rows[:BATCH])
+    began = time.monotonic()
+    ask(job.host, job.codec, some)
+    return (time.monotonic() - began) * len(rows) / max(1, len(some.examples))
 
 
 def _seconds_per_step(job: Job, rows: list[int]) -> float:
@@ -57,13 +68,3 @@ def _seconds_per_step(job: Job, rows: list[int]) -> float:
         job.host.zero_grad(set_to_none=True)
         times.append(time.monotonic() - began)
     return times[-1]
-
-
-def _peak_megabytes() -> float | None:
-    """The most memory that this process has had; Windows does not say."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1024 / (1024 if sys.platform == "darwin" else 1)  # macOS counts bytes, Linux kilobytes

@@ -1,7 +1,8 @@
 """A run is a folder that describes itself.
 
-config.yaml               every setting, as `--config` reads it
-run.json                  task, labels, host, counts, versions, scores; "status": running, interrupted, finished
+config.yaml               every setting, for people and for `--config`
+run.json                  settings, task, labels, host, counts, versions, digests, scores;
+                          "status": running, interrupted, diverged, finished
 metrics.jsonl             one line per evaluation
 inlay/                    the best inlay or fusion
 members/<name>/           what a fusion is over
@@ -24,8 +25,10 @@ from typing import Any
 import yaml
 
 from inlay.errors import CheckpointError, ConfigError
-from inlay.storage.files import write_whole
-from inlay.storage.folders import replacing
+from inlay.runs.record import read_record, signed
+from inlay.runs.yaml_text import read_yaml
+from inlay.storage.files import digest, write_whole
+from inlay.storage.folders import reading, replacing
 from inlay.storage.locks import InUse, locked
 from inlay.storage.plain_json import as_json
 
@@ -92,38 +95,59 @@ class Run:
                 f"{self.folder} is not empty (it holds {', '.join(there[:6])}). Choose another folder.{hint}"
             )
 
+    def member_folders(self) -> list[Path]:
+        """The members of a fusion; what a killed writer left beside them is none."""
+        there = sorted(self.members.iterdir()) if self.members.is_dir() else []
+        return [folder for folder in there if not folder.name.startswith(".")]
+
     def keep_member(self, folder: Path, name: str) -> None:
         """A copy of a fusion's member in `members/`, whole or not at all."""
         from inlay.checkpoints.manifest import CARD, MANIFEST, WEIGHTS  # torch only when there is something to do
 
-        with replacing(self.members / name, (MANIFEST,)) as copy:
+        with reading(folder) as there, replacing(self.members / name, (MANIFEST,)) as copy:
             for file in (MANIFEST, WEIGHTS, CARD):
-                if (folder / file).exists():
-                    shutil.copyfile(folder / file, copy / file)
+                if (there / file).exists():
+                    shutil.copyfile(there / file, copy / file)
 
     # settings and record
 
     def write_config(self, settings: dict[str, Any]) -> None:
-        write_whole(
-            self.folder / CONFIG, yaml.safe_dump(json.loads(as_json(settings)), sort_keys=False, allow_unicode=True)
-        )
+        text = yaml.safe_dump(json.loads(as_json(settings)), sort_keys=False, allow_unicode=True)
+        write_whole(self.folder / CONFIG, text)
 
     def config(self) -> dict[str, Any]:
+        """The run's settings: those of its record; earlier versions noted them in config.yaml alone."""
+        settings = self.record().get("settings")
+        if settings is not None:
+            return dict(settings)
         file = self.folder / CONFIG
         if not file.is_file():
             raise CheckpointError(
                 f"{self.folder} has no {CONFIG}: nothing was trained there yet. Start the run again without --resume."
             )
-        found = with_new_names(yaml.safe_load(file.read_text(encoding="utf-8")))
+        found = read_settings(file)
         return found if BEFORE.keys() & found.keys() else BEFORE | found
 
     def record(self) -> dict[str, Any]:
+        """What run.json says; nothing, where there is none yet."""
         file = self.folder / RECORD
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+        return read_record(file) if file.is_file() else {}
 
     def note(self, **facts: Any) -> None:
         """Add facts to the record."""
-        write_whole(self.folder / RECORD, as_json(self.record() | facts, indent=1) + "\n")
+        write_whole(self.folder / RECORD, as_json(signed(self.record() | facts), indent=1) + "\n")
+
+    def check_host(self) -> None:
+        """After full fine-tuning: the host's files are those that the run wrote."""
+        wrong = [
+            name for name, wanted in (self.record().get("files") or {}).items()
+            if not (self.folder / name).is_file() or digest(self.folder / name) != wanted
+        ]  # fmt: skip
+        if wrong:
+            raise CheckpointError(
+                f"{', '.join(wrong[:4])} of {self.folder} is missing, cut or altered: "
+                f"its sha256 is not the one in {RECORD}."
+            )
 
     # metrics
 
@@ -135,17 +159,39 @@ class Run:
         """Every evaluation; a line that a killed process left half is passed over."""
         file = self.folder / METRICS
         entries = []
-        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        for line in text.splitlines():
             try:
-                entries.append(json.loads(line))
-            except ValueError:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if _is_entry(entry):
+                entries.append(entry)
         return entries
 
     def forget_after(self, step: int) -> None:
         """Before going on from a checkpoint: drop what was logged after it."""
         kept = [entry for entry in self.history() if entry.get("step", 0) <= step]
         write_whole(self.folder / METRICS, "".join(as_json(entry) + "\n" for entry in kept))
+
+
+def _is_entry(entry: Any) -> bool:
+    """One evaluation: its step, and numbers or null by name."""
+    if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+        return False
+    return all(value is None or type(value) in (int, float) for value in entry.values())
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The settings of a YAML file, under the names that they have now."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from None
+    found = read_yaml(text, str(file))
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} must have settings such as 'task: rte', one per line.")
+    return with_new_names({str(name): value for name, value in found.items()})
 
 
 def inlay_in(folder: Path) -> Path:

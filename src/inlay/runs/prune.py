@@ -6,13 +6,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from inlay.checkpoints.manifest import read_manifest
 from inlay.checkpoints.ours import save
 from inlay.compose.prune import prune
-from inlay.errors import SetupError
+from inlay.errors import ConfigError, SetupError
 from inlay.host.verbs import activate, inlays_of, remove
 from inlay.runs.folder import Run
 from inlay.runs.report import write_report
+from inlay.runs.train import Allowed, noted
 from inlay.runs.use import Opened, open_for_use
+from inlay.storage.folders import replacing
 from inlay.training.codec import EncodedSplit
 from inlay.training.evaluate import ask, attention_on
 
@@ -20,16 +23,29 @@ TIMED = 256
 """Rows that are timed."""
 
 
-def write_pruned(path: Path, out: Path, keep: int | None, threshold: float | None) -> dict[str, Any]:
-    """Prune by the attention on validation rows; scores before and after are of the rows that the run was judged by."""
-    opened = open_for_use(path)
+def write_pruned(
+    path: Path,
+    out: Path,
+    keep: int | None,
+    threshold: float | None,
+    host_name: str | None = None,
+    allowed: Allowed = Allowed(),  # noqa: B008 (it is frozen)
+) -> dict[str, Any]:
+    """Prune by the attention on validation rows; scores before and after are of the rows that the run was judged by.
+
+    The new run is made beside `out` and gets its name when it is complete.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not empty. Choose another folder.")
+    opened = open_for_use(path, host_name, allowed)
     if opened.run is None or opened.name is None or opened.run.record()["mode"] != "fusion":
         raise SetupError(f"{path} is not a fusion's run; only a fusion can be pruned.")
-    old, run, name = opened.run, Run(out), opened.name
+    old, name = opened.run, opened.name
     chosen = opened.codec.encode(opened.rows("validation", None)[1])
     judged = opened.codec.encode(opened.rows(old.record()["judged"], None)[1])
     smaller = f"{name[:57]}-pruned"
-    with run.locked(fresh=True):
+    with replacing(out, ()) as draft:
+        run = Run(draft)
         before = opened.codec.measure(judged, ask(opened.host, opened.codec, judged))
         slow = _seconds(opened, judged)
         prune(opened.host, name, attention_on(opened.host, name, chosen), name=smaller, keep=keep, threshold=threshold)
@@ -41,16 +57,17 @@ def write_pruned(path: Path, out: Path, keep: int | None, threshold: float | Non
         after = opened.codec.measure(judged, answers)
         for member in kept:
             run.keep_member(old.members / member, member)
-        save(opened.host, smaller, run.inlay, task=opened.codec.task.name, metrics=after)
-        run.write_config(
-            old.config() | {"members": [str((run.members / member).absolute()) for member in kept], "name": smaller}
-        )
+        data = noted(opened.codec.task, opened.codec.max_length)
+        save(opened.host, smaller, run.inlay, task=opened.codec.task.name, metrics=after, data=data)
+        members = [str(Run(out).members.absolute() / member) for member in kept]
+        settings = old.config() | {"members": members, "name": smaller}
+        run.write_config(settings)
         validation = opened.codec.measure(chosen, ask(opened.host, opened.codec, chosen))
-        changed = {"name": smaller, "scores": after, "validation": validation, "status": "running"}
-        run.note(**old.record() | changed | {"pruned_from": str(old.folder.absolute()), "faster": round(faster, 3)})
+        changed: dict[str, Any] = {"name": smaller, "scores": after, "validation": validation, "status": "finished"}
+        changed |= {"settings": settings, "inlay_sha256": read_manifest(run.inlay).sha256, "faster": round(faster, 3)}
+        run.note(**old.record() | changed | {"pruned_from": str(old.folder.absolute())})
         write_report(run, opened.host, opened.codec.task, judged, answers)
-        run.note(status="finished")
-    gone = [member.name for member in sorted(old.members.iterdir()) if member.name not in kept]
+    gone = [member.name for member in old.member_folders() if member.name not in kept]
     facts = {"name": smaller, "before": before, "after": after, "faster": faster}
     return facts | {"kept": list(kept), "gone": gone, "run": str(out)}
 

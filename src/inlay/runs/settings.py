@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inlay.config import Config
 from inlay.data.sources import Data
 from inlay.errors import ConfigError
 from inlay.recipes import recipe_settings
+from inlay.runs.yaml_text import read_yaml
 from inlay.training.recipe import Mode, Recipe
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -77,12 +77,14 @@ class Settings(Data, Recipe, FusionOptions):
     """Whether the inlay or fusion owns a copy of the host's norms; by default as the method's paper has it."""
     pooling: Literal["mean", "first", "last", "host"] | None = None
     """How the head pools tokens: mean, first, last, or as a copy of the host's own; by default mean, decoders last."""
-    head_layers: int = Field(default=1, ge=1)
+    head_layers: int = Field(default=1, ge=1, le=64)
     """How many linear layers the head has."""
     head_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout before each layer of the head."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads that torch uses; by default half of the cores."""
+    eval_rows: int | None = Field(default=None, ge=1)
+    """Ask at most this many validation rows at each evaluation; by default all."""
     trackers: tuple[Tracker, ...] = ()
     """Log to these as well, if they are installed: tensorboard, wandb, mlflow."""
 
@@ -121,7 +123,7 @@ def named_values(pairs: Iterable[str]) -> dict[str, Any]:
         name, equals, value = str(pair).partition("=")
         if not equals:
             raise ConfigError(f"an option is name=value, got {pair!r}")
-        found[name.strip()] = yaml.safe_load(value)
+        found[name.strip()] = read_yaml(value, f"the value of the option {name.strip()!r}")
     return found
 
 

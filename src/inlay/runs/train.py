@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import importlib.util
+import json
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import safetensors
 import torch
 from accelerate import Accelerator
 from transformers import PretrainedConfig, PreTrainedModel
 
+from inlay.checkpoints.fitting import host_fingerprint
 from inlay.checkpoints.manifest import read_manifest
 from inlay.checkpoints.ours import save
-from inlay.data import Prepared, Task, prepare
-from inlay.errors import ConfigError, InlayError
+from inlay.data import Example, Prepared, Task, prepare
+from inlay.errors import CheckpointError, ConfigError, InlayError
 from inlay.host.verbs import inlays_of, summary
 from inlay.methods import Method
 from inlay.runs.folder import Run, inlay_in, versions
 from inlay.runs.report import write_report
 from inlay.runs.settings import Settings, unused, unused_here
 from inlay.runs.start import begun_from_a_run, method_of, norms_of, start_from
+from inlay.storage.files import digest
+from inlay.storage.folders import replacing
+from inlay.storage.plain_json import as_json
 from inlay.training.codec import Answer, Codec, EncodedSplit, answer_form, asking
 from inlay.training.evaluate import ask
 from inlay.training.interrupt import Interrupted
-from inlay.training.loop import Outcome, TrainingLoop, accelerator_for, check_batch
+from inlay.training.loop import Diverged, Outcome, TrainingLoop, accelerator_for, check_batch
 from inlay.training.objectives import objective_for
-from inlay.training.progress import Silent, Watcher
+from inlay.training.progress import Silent, Watcher, counter
 from inlay.training.recipe import filled
 from inlay.training.threads import use_threads
 from inlay.training.workbench import Workbench, open_config
@@ -53,16 +63,27 @@ class Job:
         return self.codec.encode(self.prepared.split(name))
 
 
-def get_ready(settings: Settings, *, resume: bool = False) -> Job:
+@dataclass(frozen=True)
+class Allowed:
+    """What a user has to say each time, because no file may say it for them."""
+
+    any_host: bool = False
+    """Go on with a host of the same form whose weights are others."""
+    trust_remote_code: bool = False
+    """Let the host's own Python code run."""
+
+
+def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool = False) -> Job:  # noqa: B008 (frozen)
     """Read the rows, open the host, set in what trains. Nothing is written.
 
     resume: the settings are a run's own, of which an earlier version may have left some unused.
     """
     use_threads(settings.threads)
     settings = begun_from_a_run(settings)
-    found = _checked(settings, resume)
+    found = _checked(settings, allowed, resume)
     torch.manual_seed(settings.seed)
-    bench = Workbench.open(settings.host, found.prepared.task, found.config)
+    trust = allowed.trust_remote_code
+    bench = Workbench.open(settings.host, found.prepared.task, found.config, trust_remote_code=trust)
     head = None if bench.form == "text" else bench.head(settings.head_layers, settings.head_dropout, settings.pooling)
     name = bench.set_up(
         settings.name or _usual_name(settings.out),
@@ -72,6 +93,7 @@ def get_ready(settings: Settings, *, resume: bool = False) -> Job:
         head=head,
         norms=norms_of(settings),
         fusion=settings.fusion_options(),
+        any_host=allowed.any_host,
     )
     if settings.start is not None and name is not None:
         start_from(bench.host, name, inlay_in(settings.start))
@@ -122,7 +144,7 @@ class _Found:
     config: PretrainedConfig
 
 
-def _checked(settings: Settings, resume: bool) -> _Found:
+def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
     """Method, rows, members and the host's config; whatever is wrong with any of them is said at once."""
     problems: list[str] = []
 
@@ -135,9 +157,9 @@ def _checked(settings: Settings, resume: bool) -> _Found:
 
     found = _Found(
         look(lambda: method_of(settings)),
-        look(lambda: prepare(settings)),
+        look(lambda: _few_to_validate(prepare(settings), settings.eval_rows)),
         look(lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))]),
-        look(lambda: open_config(settings.host)),
+        look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code)),
     )
     if not resume:
         problems += unused(settings)
@@ -146,49 +168,103 @@ def _checked(settings: Settings, resume: bool) -> _Found:
             text = look(lambda: answer_form(task, found.config)) == "text"
             problems += unused_here(settings, task.kind, text)
             look(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
+    look(lambda: _check_trackers(settings.trackers))
     if problems:
         raise ConfigError("\n".join(problems))
     check_batch(len(found.prepared.train), settings)
     return found
 
 
-def train_run(settings: Settings, *, resume: bool = False, watch: Watcher | None = None) -> Run:
-    """Train as the settings say, into `settings.out`. An interrupt saves the run and raises `Interrupted`."""
+def _few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
+    """Only some of the rows that choose the best state, evenly from all of them."""
+    if most is None or most >= len(prepared.validation):
+        return prepared
+    step = len(prepared.validation) / most
+    kept = [prepared.validation[int(i * step)] for i in range(most)]
+    note = f"{most} of {len(prepared.validation)} validation rows are asked"
+    return replace(prepared, validation=kept, notes=(*prepared.notes, note))
+
+
+def _check_trackers(trackers: tuple[str, ...]) -> None:
+    missing = [name for name in trackers if importlib.util.find_spec(name) is None]
+    if "tensorboard" in missing and importlib.util.find_spec("tensorboardX") is not None:
+        missing.remove("tensorboard")
+    if missing:
+        raise ConfigError(
+            f"trackers: {', '.join(missing)} is not installed. Install it with: pip install {' '.join(missing)}; "
+            f"or leave it out."
+        )
+
+
+def train_run(
+    settings: Settings,
+    *,
+    resume: bool = False,
+    finish: bool = False,
+    watch: Watcher | None = None,
+    allowed: Allowed = Allowed(),  # noqa: B008 (it is frozen)
+) -> Run:
+    """Train as the settings say, into `settings.out`. An interrupt saves the run and raises `Interrupted`.
+
+    resume: go on from the run's checkpoint, with settings that may be others where `inlay train --resume` allows it.
+    finish: train no further, and write the best state so far as the result.
+    """
     watch = watch or Silent()
     run = Run(settings.out)
     accelerator = accelerator_for(settings, settings.trackers, settings.out)
     if not accelerator.is_main_process:
-        _train(get_ready(settings, resume=resume), run, accelerator, Silent())
+        _train(get_ready(settings, allowed, resume=resume), run, accelerator, Silent())
         return run
     with run.locked(fresh=not resume):
+        if finish and not run.checkpoint.exists():
+            raise ConfigError(f"{run.folder} has no checkpoint yet, so there is nothing to finish with.")
         if resume and run.record().get("status") == "finished":
             raise ConfigError(f"{run.folder} is finished. Look at it with: inlay inspect {run.folder}")
-        job = get_ready(settings, resume=resume)
+        job = get_ready(settings, allowed, resume=resume)
         facts = _facts(job) | {"processes": accelerator.num_processes}
         if resume:
-            _check_same_rows(run.record(), facts)
-        run.write_config(_lasting(job.settings))
+            _check_same(run.record(), facts, allowed)
         run.note(status="running", **facts)
+        run.write_config(facts["settings"])
         for note in job.prepared.notes:
             watch.say(note)
         try:
-            _train(job, run, accelerator, watch)
+            _train(job, run, accelerator, watch, finish)
         except Interrupted:
             run.note(status="interrupted")
             raise
+        except Diverged as error:
+            run.note(status="diverged")
+            if error.best_step is None or not run.checkpoint.exists():
+                raise
+            raise Diverged.told(f"{error}\nTo take that state as the result: inlay finish {run.folder}") from None
     return run
 
 
-def _check_same_rows(begun: dict[str, Any], now: dict[str, Any]) -> None:
-    """A checkpoint is a place among the rows that the run began with."""
-    if begun and (begun["rows"], Task(**begun["task"])) != (now["rows"], Task(**now["task"])):
-        then, here = (f"rows {facts['rows']}, labels {facts['task']['labels']}" for facts in (begun, now))
+def _check_same(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed) -> None:
+    """A checkpoint is a place among the rows that the run began with, and of the host that it began with."""
+    if not begun:
+        return
+    if (begun["rows"], Task(**begun["task"])) != (now["rows"], Task(**now["task"])):
+        then, here = (f"rows {facts['rows']}, labels {facts['task'].get('labels')}" for facts in (begun, now))
         raise ConfigError(f"the files are not those that the run began with ({then}; now {here}). Start a new run.")
+    if begun.get("rows_sha256", now["rows_sha256"]) != now["rows_sha256"]:
+        other = [split for split, found in now["rows_sha256"].items() if begun["rows_sha256"].get(split) != found]
+        raise ConfigError(
+            f"the {' and '.join(other)} rows are not those that the run began with: as many, but others. "
+            f"Start a new run."
+        )
+    weights = begun.get("host_weights"), now["host_weights"]
+    if None not in weights and weights[0] != weights[1] and not allowed.any_host:
+        raise ConfigError(
+            f"the host {now['host']} has other weights than the one that the run began with ({begun['host']}). "
+            f"Give that one with --host, start a new run, or go on all the same with --any-host."
+        )
 
 
 def _lasting(settings: Settings) -> dict[str, Any]:
     """Every setting, with paths that hold from any folder."""
-    found = settings.model_dump(mode="json", exclude_none=True, exclude={"out"})
+    found = dict(json.loads(as_json(settings.model_dump(mode="json", exclude_none=True, exclude={"out"}))))
     for name in FILES:
         if name in found:
             found[name] = str(Path(found[name]).absolute())
@@ -200,7 +276,7 @@ def _lasting(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher) -> None:
+def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher, finish: bool = False) -> None:
     if job.settings.trackers:
         accelerator.init_trackers("inlay", config={"task": job.prepared.task.name, "seed": job.settings.seed})
     loop = TrainingLoop(
@@ -216,10 +292,19 @@ def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher) -> None
         rewind=run.forget_after,
         watch=watch,
         title=job.name or "host",
+        finish_now=finish,
     )
     outcome = loop.run()
     judged = job.split(job.prepared.judge)
-    answers = ask(job.host, job.codec, judged, accelerator=accelerator)
+    answers = outcome.answers if job.prepared.judge == "validation" else None  # the same rows are asked once
+    if answers is None:
+        watch.start(f"{job.prepared.judge} rows", 0, len(judged.examples))
+        try:
+            answers = ask(
+                job.host, job.codec, judged, accelerator=accelerator, watch=counter(watch, len(judged.examples))
+            )
+        finally:
+            watch.stop()
     if accelerator.is_main_process:
         _finish(job, run, outcome, judged, answers)
     accelerator.end_training()
@@ -233,11 +318,12 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers:
             names = inlays_of(job.host)[job.name].method.needs
             for name, member in zip(names, job.settings.members, strict=True):
                 run.keep_member(inlay_in(member), name)
-        save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores)
+        data = noted(job.prepared.task, job.codec.max_length)
+        save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores, data=data)
+        run.note(inlay_sha256=read_manifest(run.inlay).sha256)
     if job.settings.mode == "full":
-        own = {name: tensor for name, tensor in job.host.state_dict().items() if not name.startswith("inlays.")}
-        job.host.save_pretrained(run.host, state_dict=own)
-        job.codec.tokenizer.save_pretrained(run.host)
+        _save_host(job, run)
+        run.note(files={f"host/{file.name}": digest(file) for file in sorted(run.host.iterdir()) if file.is_file()})
     run.note(
         judged=job.prepared.judge,
         scores=scores,
@@ -247,10 +333,47 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers:
         seconds=round(outcome.seconds, 1),
         examples_per_second=round(outcome.examples_per_second, 2),
         padding=round(outcome.padding, 4),
+        peak_megabytes=peak_megabytes(),
     )
     write_report(run, job.host, job.prepared.task, judged, answers)
     run.note(status="finished")
     run.checkpoint.unlink(missing_ok=True)
+
+
+def _save_host(job: Job, run: Run) -> None:
+    """The host after full fine-tuning, and its tokenizer; whole or not there."""
+    own = {name: tensor for name, tensor in job.host.state_dict().items() if not name.startswith("inlays.")}
+    if broken := [name for name, tensor in own.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
+        raise CheckpointError(f"the host's weights are not finite ({', '.join(broken[:4])}) and are not saved.")
+    with replacing(run.host, ("config.json",), holds=None) as folder:
+        try:
+            job.host.save_pretrained(folder, state_dict=own)
+            job.codec.tokenizer.save_pretrained(folder)
+        except safetensors.SafetensorError as error:  # how it tells of a full disk
+            full = "os error 28" in str(error) or "No space" in str(error)
+            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(run.host)) from None
+
+
+def noted(task: Task, max_length: int) -> dict[str, Any]:
+    """What an inlay's manifest says of its task, so that it can be used without its run."""
+    return {"task": task.model_dump(mode="json", exclude={"hub"}), "max_length": max_length}
+
+
+def peak_megabytes() -> float | None:
+    """The most memory that this process has had; Windows does not say."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / 1024 / (1024 if sys.platform == "darwin" else 1), 1)  # macOS counts bytes, Linux kilobytes
+
+
+def _rows_digest(rows: Sequence[Example]) -> str:
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(repr((row.texts, row.target, row.group)).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
 
 
 def _facts(job: Job) -> dict[str, Any]:
@@ -263,6 +386,9 @@ def _facts(job: Job) -> dict[str, Any]:
         "method": settings.method if settings.mode == "inlay" else None,
         "name": job.name,
         "rows": {split: len(getattr(prepared, split)) for split in ("train", "validation", "test")},
+        "rows_sha256": {split: _rows_digest(getattr(prepared, split)) for split in ("train", "validation", "test")},
+        "host_weights": host_fingerprint(job.host),
+        "settings": _lasting(settings),
         "notes": list(prepared.notes),
         "trained_parameters": trained,
         "host_parameters": summary(job.host).host_parameters,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,18 @@ from transformers import PreTrainedModel
 
 from inlay.checkpoints.load import load
 from inlay.checkpoints.manifest import Manifest, read_manifest
-from inlay.data import Task, builtin_tasks, prepare
+from inlay.data import Data, Task, builtin_tasks, prepare
 from inlay.data.examples import Example, examples
 from inlay.data.rows import Table, read_table
-from inlay.errors import CheckpointError
+from inlay.errors import CheckpointError, ConfigError
 from inlay.host.heads import CHOICE, SPAN, Head
 from inlay.host.verbs import activate
 from inlay.runs.folder import RECORD, Run
 from inlay.runs.settings import Settings
-from inlay.training.codec import Answer, Codec, asking
-from inlay.training.evaluate import ask
+from inlay.runs.train import FILES, Allowed
+from inlay.training.codec import Answer, Codec, EncodedSplit, asking
+from inlay.training.evaluate import Route, ask
+from inlay.training.progress import Silent, Watcher, counter
 from inlay.training.recipe import Recipe
 from inlay.training.workbench import Workbench
 
@@ -34,23 +36,59 @@ class Opened:
     name: str | None
     run: Run | None
 
-    def rows(self, split: str | None, file: Path | None) -> tuple[str, list[Example]]:
-        """Labelled rows: of a file, or of a split of the run's own task; and what to call them."""
+    def reading(self, **columns: str | None) -> Opened:
+        """The same, for rows whose columns have other names: text, pair, label."""
+        given = {name: value for name, value in columns.items() if value is not None}
+        task = Task(**self.codec.task.model_dump() | given) if given else self.codec.task
+        return replace(self, codec=replace(self.codec, task=task))
+
+    def rows(
+        self, split: str | None, file: Path | None = None, data_dir: Path | None = None
+    ) -> tuple[str, list[Example]]:
+        """Labelled rows: of a file, or of a split of its own task; and what to call them."""
         if file is not None:
             return str(file), examples(self.codec.task, read_table(file))
-        if self.run is None:
-            raise CheckpointError("an inlay by itself has no rows: give --file, or the run it came from.")
-        prepared = prepare(Settings(**self.run.config() | {"out": self.run.folder}))
+        prepared = prepare(self._data(data_dir))
+        if prepared.task.labels != self.codec.task.labels:
+            raise CheckpointError(
+                f"the rows have the labels {', '.join(prepared.task.labels)}; "
+                f"it was trained for {', '.join(self.codec.task.labels)}."
+            )
         split = split or prepared.judge
         return split, prepared.split(split)
 
-    def predict(self, table: Table) -> Iterator[dict[str, Any]]:
-        """Each row with its label and probabilities."""
+    def _data(self, data_dir: Path | None) -> Data:
+        """Where the rows of its own task are."""
+        task = self.codec.task
+        if self.run is not None:
+            config = self.run.config()
+            if data_dir is not None:
+                config = {name: value for name, value in config.items() if name not in (*FILES, "hub")}
+                config["data_dir"] = data_dir
+            columns = {name: getattr(task, name) for name in ("text", "pair", "label")}
+            return Settings(**config | columns | {"out": self.run.folder})
+        if data_dir is None and task.name not in builtin_tasks():
+            raise CheckpointError("an inlay by itself has no rows: give --file, --data-dir, or the run it came from.")
+        said = ("kind", "text", "pair", "label", "labels", "metrics", *(("choices",) if task.kind == "choice" else ()))
+        known: dict[str, Any] = {name: getattr(task, name) or None for name in said}
+        return Data(task=task.name, data_dir=data_dir, **known)
+
+    def predict(self, table: Table, watch: Watcher | None = None) -> Iterator[dict[str, Any]]:
+        """Each row as it is, with its label and probabilities."""
         rows = examples(self.codec.task, table, labelled=False)
-        answers = ask(self.host, self.codec, self.codec.encode(rows, labelled=False))
-        read = self.codec.task.columns(labelled=False)
-        for row, answer in zip(table.rows, answers, strict=True):
-            yield {**{column: row[column] for column in read}, **self._said(answer)}
+        for row, answer in zip(table.rows, self.answers(self.codec.encode(rows, labelled=False), watch), strict=True):
+            yield {**row, **self._said(answer)}
+
+    def answers(
+        self, split: EncodedSplit, watch: Watcher | None = None, route: Route | None = None
+    ) -> list[Answer]:  # fmt: skip
+        """What the host says about rows."""
+        watch, total = watch or Silent(), len(split.examples)
+        watch.start("rows", 0, total)
+        try:
+            return ask(self.host, self.codec, split, watch=counter(watch, total), route=route or Route())
+        finally:
+            watch.stop()
 
     def _said(self, answer: Answer) -> dict[str, Any]:
         task = self.codec.task
@@ -79,39 +117,60 @@ def _several(task: Task, answer: Answer) -> dict[str, Any]:
     return {"labels": labels, "probabilities": dict(zip(task.labels, shares, strict=True))}
 
 
-def open_for_use(path: Path, host_name: str | None = None) -> Opened:
+def open_for_use(path: Path, host_name: str | None = None, allowed: Allowed = Allowed()) -> Opened:  # noqa: B008 (frozen)
     """Open a run folder, or an inlay's folder."""
     if (path / RECORD).is_file():
-        return _open_run(Run(path), host_name)
+        return _open_run(Run(path), host_name, allowed)
     manifest = read_manifest(path)
     if manifest.method["kind"] == "fusion":
         raise CheckpointError(
             f"{path} is a fusion, which needs its members: give the run folder that `inlay fuse` wrote."
         )
-    bench = Workbench.open(host_name or manifest.host["name"], _task_of(manifest))
-    return _ready(bench, _loaded(bench.host, path), None, Recipe().max_length)
+    host_name = host_name or manifest.host["name"]
+    if not host_name:
+        raise ConfigError(f"{path} does not name its host; give it with --host.")
+    task, max_length = _task_of(manifest)
+    bench = Workbench.open(host_name, task, trust_remote_code=allowed.trust_remote_code)
+    return _ready(bench, _loaded(bench.host, path, allowed), None, max_length)
 
 
-def _open_run(run: Run, host_name: str | None) -> Opened:
+def _open_run(run: Run, host_name: str | None, allowed: Allowed) -> Opened:
     record = run.record()
     if record.get("status") != "finished":
-        raise CheckpointError(f"{run.folder} is not finished. To go on with it: inlay train --resume {run.folder}")
+        raise CheckpointError(
+            f"{run.folder} is not finished. To go on with it: inlay train --resume {run.folder}; "
+            f"to take its best state so far: inlay finish {run.folder}"
+        )
+    if not isinstance(record["host"], str) or not isinstance(record["task"], dict) or record["max_length"] is None:
+        raise CheckpointError(f"{run.folder / RECORD} names no host, task or max_length.")
+    _check_inlay(run, record)
+    run.check_host()
     host_name = str(run.host) if run.host.is_dir() else host_name or record["host"]
-    bench = Workbench.open(host_name, Task(**record["task"]))
-    name = set_in(bench.host, run) if record["name"] else None
+    bench = Workbench.open(host_name, Task(**record["task"]), trust_remote_code=allowed.trust_remote_code)
+    name = set_in(bench.host, run, allowed) if record["name"] else None
     return _ready(bench, name, run, record["max_length"], run.config())
 
 
-def set_in(host: PreTrainedModel, run: Run) -> str:
+def set_in(host: PreTrainedModel, run: Run, allowed: Allowed = Allowed()) -> str:  # noqa: B008 (frozen)
     """Set a run's inlay into a host, after the members that it is over; returns its name."""
-    for member in sorted(run.members.iterdir()) if run.members.is_dir() else []:
-        load(host, member, name=member.name, head=False)
-    return _loaded(host, run.inlay)
+    for member in run.member_folders():
+        load(host, member, name=member.name, head=False, any_host=allowed.any_host)
+    return _loaded(host, run.inlay, allowed)
 
 
-def _loaded(host: PreTrainedModel, folder: Path) -> str:
+def _check_inlay(run: Run, record: dict[str, Any]) -> None:
+    """The inlay is the one that the record speaks of."""
+    wanted = record.get("inlay_sha256")
+    if record["name"] and wanted is not None and read_manifest(run.inlay).sha256 != wanted:
+        raise CheckpointError(
+            f"{run.inlay} is not the inlay that {run.folder / RECORD} speaks of: it was replaced after the run. "
+            f"Use it by itself, as {run.inlay}, or train again."
+        )
+
+
+def _loaded(host: PreTrainedModel, folder: Path, allowed: Allowed) -> str:
     """The name of the inlay of a folder, set into the host."""
-    name = load(host, folder)
+    name = load(host, folder, any_host=allowed.any_host)
     assert isinstance(name, str), "our own folders hold one inlay each"
     return name
 
@@ -127,11 +186,19 @@ def _ready(
     return Opened(bench.host.eval(), codec, name, run)
 
 
-def _task_of(manifest: Manifest) -> Task:
-    """What can be known of a task from an inlay alone: a built-in one, or the labels of its head."""
-    name = manifest.task
+def _task_of(manifest: Manifest) -> tuple[Task, int]:
+    """The task of an inlay alone, and how long its inputs may be.
+
+    Earlier versions noted neither: then it is a built-in task, or one with the labels of its head.
+    """
+    usual, name = Recipe().max_length, manifest.task
+    if manifest.data is not None:
+        task, max_length = manifest.data.get("task"), manifest.data.get("max_length")
+        if not isinstance(task, dict) or type(max_length) is not int or max_length < 2:
+            raise CheckpointError(f"the manifest of {manifest.name!r} has no task and max_length in `data`.")
+        return Task(**{str(key): value for key, value in task.items()}), max_length
     if name in builtin_tasks():
-        return builtin_tasks()[name]
+        return builtin_tasks()[name], usual
     if manifest.head is None:
         raise CheckpointError(
             "this inlay has no head of its own, so its labels are not known; give the run it came from."
@@ -139,9 +206,11 @@ def _task_of(manifest: Manifest) -> Task:
     head = Head(**manifest.head)
     labels, called = head.names or (), name or manifest.name
     if head.per_token:
-        return Task(name=called, kind="spans") if labels == SPAN else Task(name=called, kind="tags", labels=labels)
+        task = Task(name=called, kind="spans") if labels == SPAN else Task(name=called, kind="tags", labels=labels)
+        return task, usual
     if labels == CHOICE:
-        return Task(name=called, kind="choice")
+        return Task(name=called, kind="choice"), usual
     if head.problem_type == "multi_label_classification":
-        return Task(name=called, kind="multilabel", labels=labels)
-    return Task(name=called, labels=labels) if len(labels) > 1 else Task(name=called, kind="regression")
+        return Task(name=called, kind="multilabel", labels=labels), usual
+    own = {"labels": labels} if len(labels) > 1 else {"kind": "regression"}
+    return Task(name=called, **own), usual

@@ -31,7 +31,7 @@ def _integer(digits: str) -> int:
 
 def as_json(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: a number that is not finite is null."""
-    return json.dumps(_finite(value), ensure_ascii=False, indent=indent)
+    return json.dumps(finite(value), ensure_ascii=False, indent=indent)
 
 
 def number(value: float | None) -> float:
@@ -39,9 +39,10 @@ def number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with null for every number that is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -143,6 +143,11 @@ def _generated(host: PreTrainedModel, codec: Codec, split: EncodedSplit, batch: 
 
 def attention_on(host: PreTrainedModel, fusion: str, split: EncodedSplit) -> FusionActivations:
     """Mean attention per place and member over the rows' real tokens."""
+    return fusion_activations(host, fusion, batches_of(host, split))
+
+
+def batches_of(host: PreTrainedModel, split: EncodedSplit) -> list[dict[str, Tensor]]:
+    """All rows as batches that the host takes."""
     batches = []
     for rows in reading_batches(split.features.lengths, BATCH):
         batch = split.features.collate(rows)
@@ -150,4 +155,4 @@ def attention_on(host: PreTrainedModel, fusion: str, split: EncodedSplit) -> Fus
             batch.pop("labels", None)
             batch.pop("there", None)
         batches.append({name: tensor.to(host.device) for name, tensor in batch.items()})
-    return fusion_activations(host, fusion, batches)
+    return batches

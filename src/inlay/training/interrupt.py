@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save, and leave; a second Ctrl-C leaves at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: finish the step, save, and leave; a second Ctrl-C leaves at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Interrupts:
     alone: a second one leaves at once. Not where a launcher passes on to its processes what the terminal sent them too.
     """
 
-    CAUGHT = (signal.SIGINT, signal.SIGTERM)
+    CAUGHT = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+    """SIGHUP: the terminal was closed. Windows has none."""
 
     def __init__(self, *, alone: bool = True) -> None:
         self.alone = alone
@@ -30,7 +31,8 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         self.before = {}
         if threading.current_thread() is threading.main_thread():  # signals belong to the main thread
-            self.before = {number: signal.signal(number, self._note) for number in self.CAUGHT}
+            heard = [number for number in self.CAUGHT if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores
+            self.before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(

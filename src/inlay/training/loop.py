@@ -25,18 +25,41 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inlay.errors import ConfigError
+from inlay.errors import ConfigError, InlayError
 from inlay.training.batching import padding_share, portion, training_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import ask
 from inlay.training.interrupt import Interrupted, Interrupts
 from inlay.training.objectives import Objective, Portion, plain_loss
-from inlay.training.progress import Silent, Watcher
+from inlay.training.progress import Silent, Watcher, counter
 from inlay.training.recipe import Recipe
 from inlay.training.state import Learned, Position, load_state, random_state, save_state
 
 Entry = dict[str, float]
 """What is logged of one evaluation: step, epoch, loss, lr and validation_<metric>."""
+
+
+class Diverged(InlayError):
+    """Training met a number that is not finite. The last checkpoint still holds the best state so far."""
+
+    def __init__(self, step: int, seen: str, best_step: int | None) -> None:
+        kept = (
+            "nothing was learned before"
+            if best_step is None
+            else f"the best state so far is that of step {best_step:,}"
+        )
+        super().__init__(
+            f"training has diverged: {seen} at step {step:,}; {kept}. Use a smaller learning rate (lr), more warmup, "
+            f"and look for targets that are far too large."
+        )
+        self.best_step = best_step
+
+    @classmethod
+    def told(cls, message: str) -> Diverged:
+        """With another message."""
+        error = cls(0, "", None)
+        error.args = (message,)
+        return error
 
 
 @dataclass
@@ -53,6 +76,8 @@ class Outcome:
     """Share of all training positions that was padding, in the first epoch."""
     history: list[Entry] = field(default_factory=list)
     """One entry per evaluation."""
+    answers: list[Answer] | None = None
+    """To the validation rows at the best evaluation, if it was in this process."""
 
 
 @dataclass(eq=False, repr=False)
@@ -77,6 +102,8 @@ class TrainingLoop:
     """Is told the step that training goes on from, before the first one."""
     watch: Watcher = field(default_factory=Silent)
     title: str = "train"
+    finish_now: bool = False
+    """Train no further than the checkpoint."""
 
     def __post_init__(self) -> None:
         recipe = self.recipe
@@ -99,6 +126,7 @@ class TrainingLoop:
         self.position = Position()
         self.history: list[Entry] = []
         self.seen_rows = 0
+        self.best_answers: list[Answer] | None = None
 
     def run(self) -> Outcome:
         self._resume()
@@ -124,6 +152,7 @@ class TrainingLoop:
         torch.manual_seed(self.recipe.seed + 1_000 * process)
         if self.checkpoint is not None and self.checkpoint.exists():
             self.position = load_state(self.checkpoint, self.learned, self.optimizer.optimizer, process)
+        self.position.stopped |= self.finish_now
         if self.rewind is not None and self.accelerator.is_main_process:
             self.rewind(self.position.step)
 
@@ -156,6 +185,7 @@ class TrainingLoop:
                 loss = self.objective(self.model, self.host, self.codec, Portion(batch, row_weight, 1 / len(portions)))
                 self.accelerator.backward(loss)
             step_loss += float(loss.detach())
+        self._check_finite(math.isfinite(step_loss), f"the loss is {step_loss}")
         if self.recipe.clip:
             self.accelerator.clip_grad_norm_(self.learned.now.values(), self.recipe.clip)
         self.optimizer.step()
@@ -164,6 +194,14 @@ class TrainingLoop:
         self.position.loss_sum += step_loss
         self.position.loss_steps += 1
         self.watch.step(self.position.step, step_loss, self._best_so_far())
+
+    def _check_finite(self, fine: bool, seen: str) -> None:
+        """Stop before a number that is not finite gets into what is kept; all processes stop at the same step."""
+        if self.accelerator.num_processes > 1:
+            fine = min(gather_object([fine]))
+        if not fine:
+            best = self.position.best_step if self.learned.best else None
+            raise Diverged(self.position.step, seen, best)
 
     def _portions(self, rows: list[int]) -> list[tuple[list[int], float]]:
         """This process's rows of a batch in `accumulate` portions, each with what one of its rows counts."""
@@ -192,7 +230,9 @@ class TrainingLoop:
 
     def _evaluate(self) -> None:
         """Measure, log, keep the best state, and stop early where patience has run out."""
-        at, scores = self.position, self.codec.measure(self.validation, self._answers())
+        self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
+        at, answers = self.position, self._answers()
+        scores = self.codec.measure(self.validation, answers)
         loss = torch.tensor(at.loss_sum / at.loss_steps if at.loss_steps else math.nan, device=self.accelerator.device)
         at.loss_sum, at.loss_steps = 0.0, 0
         self._log(
@@ -209,6 +249,7 @@ class TrainingLoop:
             at.best, at.waited = (value if math.isfinite(value) else -math.inf), 0
             at.best_step, at.best_scores = at.step, scores
             self.learned.keep()
+            self.best_answers = answers
         else:
             at.waited += 1
         at.stopped = bool(self.recipe.patience) and at.waited >= self.recipe.patience
@@ -216,7 +257,8 @@ class TrainingLoop:
     def _answers(self) -> list[Answer]:
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices):  # asking leaves no trace in the random numbers of training
-            return ask(self.host, self.codec, self.validation, accelerator=self.accelerator)
+            count = counter(self.watch, len(self.validation.examples))
+            return ask(self.host, self.codec, self.validation, accelerator=self.accelerator, watch=count)
 
     def _log(self, entry: Entry) -> None:
         self.history.append(entry)
@@ -229,6 +271,7 @@ class TrainingLoop:
     def _save(self) -> None:
         if self.checkpoint is None:
             return
+        self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
         states = gather_object([random_state()]) if self.accelerator.num_processes > 1 else [random_state()]
         if self.accelerator.is_main_process:
             save_state(self.checkpoint, self.position, self.learned, self.optimizer.optimizer, states)
@@ -245,7 +288,7 @@ class TrainingLoop:
         at = self.position
         padding = padding_share(self.lengths, self._batches_of(epoch=0))
         speed = self.seen_rows / max(seconds, 1e-9)
-        return Outcome(at.best_scores, at.best_step, at.step, seconds, speed, padding, self.history)
+        return Outcome(at.best_scores, at.best_step, at.step, seconds, speed, padding, self.history, self.best_answers)
 
 
 def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path | None = None) -> Accelerator:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TextIO
+
+from inlay.storage.plain_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +21,9 @@ class Watcher(Protocol):
 
     def step(self, done: int, loss: float, score: str) -> None: ...
 
+    def asked(self, done: int, total: int) -> None:
+        """So many of the rows of an evaluation are answered."""
+
     def say(self, text: str) -> None: ...
 
     def stop(self) -> None: ...
@@ -29,6 +35,8 @@ class Silent:
     def start(self, title: str, done: int, total: int) -> None: ...
 
     def step(self, done: int, loss: float, score: str) -> None: ...
+
+    def asked(self, done: int, total: int) -> None: ...
 
     def say(self, text: str) -> None: ...
 
@@ -54,8 +62,14 @@ class Lines:
         parts = (self.title, f"{done}/{self.total}", f"loss {loss:.3f}", score, f"{clock(left)} left")
         self.say("  ".join(part for part in parts if part))
 
+    def asked(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self.shown >= self.every and done < total:
+            self.shown = now
+            self.say(f"{self.title}  evaluating {done:,}/{total:,}")
+
     def say(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        print(printable(text), file=self.stream, flush=True)
 
     def stop(self) -> None: ...
 
@@ -69,15 +83,23 @@ class Bar:
 
     def start(self, title: str, done: int, total: int) -> None:
         self.bars = progress_bars(self.console)
-        self.task = self.bars.add_task(title, total=total, completed=done, note="")
+        self.total = total
+        self.task = self.bars.add_task(printable(title), total=total, completed=done, note="")
         self.bars.start()
 
     def step(self, done: int, loss: float, score: str) -> None:
         assert self.bars is not None
         self.bars.update(self.task, completed=done, note=f"loss {loss:.3f}  {score}")
 
+    def asked(self, done: int, total: int) -> None:
+        assert self.bars is not None
+        if total == self.total:
+            self.bars.update(self.task, completed=done, note="")
+        else:
+            self.bars.update(self.task, note=f"evaluating {done:,}/{total:,}")
+
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(printable(text), highlight=False, markup=False, emoji=False)
 
     def stop(self) -> None:
         if self.bars is not None:
@@ -96,8 +118,22 @@ def progress_bars(console: Console) -> Progress:
     )
 
     columns = ("{task.description:<12}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}")
-    shown = [TextColumn(column) if isinstance(column, str) else column for column in columns]
-    return Progress(*shown, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+    shown = [TextColumn(column, markup=False) if isinstance(column, str) else column for column in columns]
+    return Progress(
+        *shown, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True, speed_estimate_period=3600
+    )
+
+
+def counter(watch: Watcher, total: int) -> Callable[[int], None]:
+    """What `ask` calls with the number of rows that it has just answered."""
+    done = 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        watch.asked(done, total)
+
+    return count
 
 
 def clock(seconds: float) -> str:

@@ -25,7 +25,7 @@ class Recipe(Config):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    lr: float | None = Field(default=None, gt=0)
+    lr: float | None = Field(default=None, gt=0, le=1e30)
     """Peak learning rate; by default the one of the method's paper."""
     epochs: int | None = Field(default=None, ge=1)
     """Passes over the training rows, at most; by default 30, and 10 for a fusion."""
@@ -33,13 +33,13 @@ class Recipe(Config):
     """Stop after this many steps, whatever `epochs` says."""
     batch_size: int = Field(default=32, ge=1)
     """Rows per optimiser step, over all processes."""
-    accumulate: int = Field(default=1, ge=1)
+    accumulate: int = Field(default=1, ge=1, le=100_000)
     """Run the rows of a step in this many portions, to save memory; the result is the same."""
     warmup: float = Field(default=0.06, ge=0)
     """The share of all steps (below 1), or the number of steps, during which the learning rate rises."""
     schedule: Schedule = "linear"
     """What the learning rate does after that: fall to zero along a line or a cosine, or stay constant."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0, le=1e6)
     """AdamW's weight decay; biases and norms have none."""
     no_decay: tuple[str, ...] = (FUSION_VALUES,)
     """Further weights without decay, by name, * for anything; by default V of a fusion, which its penalty holds."""
@@ -65,7 +65,7 @@ class Recipe(Config):
     """Steps between evaluations; by default one evaluation per epoch."""
     save_every: int = Field(default=200, ge=1)
     """Steps between checkpoints; each evaluation writes one, too."""
-    max_length: int = Field(default=256, ge=2)
+    max_length: int = Field(default=256, ge=2, le=1 << 24)
     """Inputs are cut after this many tokens."""
     answering: Literal["generation", "ranking"] = "generation"
     """Hosts that answer in text: let them write, or rank the labels by their likelihood in one pass."""
@@ -77,7 +77,7 @@ class Recipe(Config):
     """Generation: no run of this many words comes twice; 0 allows all."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision, if the device has it."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)
     """The seed of everything that is left to chance."""
 
     @field_validator("warmup")

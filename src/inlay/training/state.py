@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from inlay.errors import CheckpointError
 from inlay.storage.files import write_whole
+from inlay.storage.tensor_file import Damaged, pack, unpack
 
 
 @dataclass
@@ -47,6 +46,10 @@ class Learned:
         self.now = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.best: dict[str, Tensor] = {}
 
+    def is_finite(self) -> bool:
+        """Whether every number that was learned is one."""
+        return all(bool(torch.isfinite(parameter).all()) for parameter in self.now.values())
+
     def keep(self) -> None:
         self.best = {name: parameter.detach().clone() for name, parameter in self.now.items()}
 
@@ -65,24 +68,30 @@ def save_state(
         tensors |= {f"optimizer.{names[parameter]}.{key}": value for key, value in entries.items()}
     for process, states in enumerate(rng):
         tensors |= {f"rng.{process}.{device}": state for device, state in states.items()}
-    whole = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
-    write_whole(path, safetensors.torch.save(whole, metadata={"position": json.dumps(asdict(position))}))
+    write_whole(path, pack(tensors, position=json.dumps(asdict(position))))
 
 
 def load_state(path: Path, learned: Learned, optimizer: torch.optim.Optimizer, process: int) -> Position:
     """Put a run back to where it was."""
     try:
-        with safetensors.safe_open(path, "pt") as file:
-            position = Position(**json.loads(file.metadata()["position"]))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a complete checkpoint: {error}") from None
+        tensors, notes = unpack(path, signed=False)  # earlier versions wrote no digest
+        position = Position(**json.loads(notes["position"]))
+    except (Damaged, OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is cut or altered, so that this run cannot go on from it: {error}. "
+            f"Delete it and resume to train from the first step, or start a new run."
+        ) from None
     now = _under("now.", tensors)
     if now.keys() != learned.now.keys():
         odd = sorted(now.keys() ^ learned.now.keys())
         raise CheckpointError(f"{path} belongs to another setup: it and this run differ in {', '.join(odd[:4])}.")
+    best = _under("best.", tensors)
+    odd = sorted(best.keys() - now.keys())
+    odd = odd or [name for name, value in (*now.items(), *best.items()) if value.shape != learned.now[name].shape]
+    if odd:
+        raise CheckpointError(f"{path} belongs to another setup: it and this run differ in {', '.join(odd[:4])}.")
     _pour(learned.now, now)
-    learned.best = _under("best.", tensors)
+    learned.best = best
     optimizer_state = _under("optimizer.", tensors)
     for name, parameter in learned.now.items():
         entries = _under(f"{name}.", optimizer_state)

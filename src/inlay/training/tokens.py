@@ -20,8 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -30,6 +28,7 @@ from inlay.data.examples import Example
 from inlay.errors import ConfigError
 from inlay.storage.cache import cache_folder
 from inlay.storage.files import write_whole
+from inlay.storage.tensor_file import Damaged, pack, unpack
 
 Target = int | float | str | tuple[float, ...] | None
 """What an example asks for: the index of a label or choice, a number, a text, 0 or 1 for each label; None: unknown."""
@@ -325,12 +324,12 @@ def _kept(key: str, make: Callable[[], dict[str, Tensor]]) -> tuple[dict[str, Te
     """Tensors from the cache, or made and put there."""
     file = cache_folder() / "tokens" / f"{key}.safetensors"
     try:
-        return safetensors.torch.load_file(file), True
-    except (OSError, safetensors.SafetensorError):
+        return unpack(file)[0], True
+    except (OSError, Damaged):
         pass  # not there yet, or damaged: made anew
     made = make()
     with suppress(OSError):  # a cache that cannot be written costs time, not the run
-        write_whole(file, safetensors.torch.save(made))
+        write_whole(file, pack(made))
     return made, False
 
 

@@ -43,11 +43,12 @@ from inlay.training.recipe import Mode
 Pooling = Literal["first", "mean", "last", "host"]
 
 
-def open_config(name: str) -> PretrainedConfig:
-    """A host's configuration, by the name or folder of the host."""
+def open_config(name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """A host's configuration, by the name or folder of the host; its own code runs only where that is trusted."""
     try:
-        return transformers.AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _refuse_remote_code(name, error)
         raise InlayError(
             f"no host {name!r}: neither a folder with a config.json nor a model that the hub would give. "
             f"{_first_line(error)}"
@@ -65,9 +66,12 @@ class Workbench:
     """How the host answers this task."""
 
     @classmethod
-    def open(cls, name: str, task: Task, config: PretrainedConfig | None = None) -> Workbench:
+    def open(
+        cls, name: str, task: Task, config: PretrainedConfig | None = None, *, trust_remote_code: bool = False
+    ) -> Workbench:
         """Open a host by its name or folder; `config` is its configuration, where that has been opened already."""
-        config = copy.deepcopy(config) if config is not None else open_config(name)
+        trust = {"trust_remote_code": trust_remote_code}
+        config = copy.deepcopy(config) if config is not None else open_config(name, **trust)
         form = answer_form(task, config)
         if form == "labels":
             config.num_labels = max(1, len(task.labels))
@@ -77,9 +81,11 @@ class Workbench:
                 config=config,
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,  # a head for other labels
+                **trust,
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name, config=config)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name, config=config, **trust)
         except (OSError, ValueError) as error:
+            _refuse_remote_code(name, error)
             raise InlayError(f"the host {name!r} cannot be opened for {task.kind}: {_first_line(error)}") from None
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -167,12 +173,14 @@ class Workbench:
         head: Head | None = None,
         norms: bool | None = None,
         fusion: Mapping[str, Any] | None = None,
+        any_host: bool = False,
     ) -> str | None:
         """Set into the host what the mode trains, and let only that train. Returns the inlay's name, if there is one.
 
-        head:   its head; without it `self.head()`.
-        norms:  whether it owns the host's norms. None: as the method says; a fusion as its members do, who must agree.
-        fusion: settings of a fusion, as `inlay.add_fusion` takes them.
+        head:     its head; without it `self.head()`.
+        norms:    whether it owns the host's norms. None: as the method says; a fusion as its members, who must agree.
+        fusion:   settings of a fusion, as `inlay.add_fusion` takes them.
+        any_host: take members also of a host with other weights.
         """
         host, head = self.host, head or self.head()
         if mode == "inlay":
@@ -182,7 +190,7 @@ class Workbench:
         elif mode == "fusion":
             if len(members) < 2:
                 raise ConfigError(f"a fusion needs at least two members, got {len(members)}.")
-            names, same = _load_members(host, members, name, head)
+            names, same = _load_members(host, members, name, head, any_host)
             if norms is None:
                 norms = _common_norms(host, names)
             with warnings.catch_warnings():  # what it says of own norms was decided just now
@@ -209,7 +217,7 @@ def _class_for(form: AnswerForm) -> Any:
 
 
 def _load_members(
-    host: PreTrainedModel, members: Sequence[Path], fusion: str, head: Head | None
+    host: PreTrainedModel, members: Sequence[Path], fusion: str, head: Head | None, any_host: bool = False
 ) -> tuple[list[str], bool]:
     """Set members into the host without their heads, under names that differ; whatever does not fit is said at once.
 
@@ -226,7 +234,7 @@ def _load_members(
         free = (name for name in numbered if name not in (*names, fusion))
         same = member == members[-1] and head is not None and _has_outputs(manifest.head, head)
         try:
-            names.append(str(load(host, member, name=next(free), head=same)))
+            names.append(str(load(host, member, name=next(free), head=same, any_host=any_host)))
         except InlayError as error:
             problems.append(str(error))
     if problems:
@@ -280,6 +288,14 @@ def _train_everything(host: PreTrainedModel, name: str | None) -> str | None:
         if not any(path.startswith(f"{module}.") for module in idle):
             parameter.requires_grad_(True)
     return name
+
+
+def _refuse_remote_code(name: str, error: Exception) -> None:
+    if "trust_remote_code" in str(error):
+        raise InlayError(
+            f"the host {name!r} runs Python code of its own, which is refused. If you trust it: --trust-remote-code, "
+            f"or trust_remote_code=True."
+        ) from None
 
 
 def _first_line(error: Exception) -> str:
