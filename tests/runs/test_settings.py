@@ -319,3 +319,21 @@ def test_heat_maps_of_targets_and_members(tmp_path):
     plot_fusion(several["rte"], tmp_path / "one", layer="all")
     with pytest.raises(SetupError, match="no fusion acts in layer 7. They act in encoder.0, encoder.1"):
         plot_fusion(several, tmp_path / "none", layer=7)
+
+
+# the page
+
+
+def test_the_page_of_settings_is_made_from_the_code():
+    import importlib.util
+    from pathlib import Path
+
+    file = Path(__file__).parents[2] / "tools" / "settings_table.py"
+    spec = importlib.util.spec_from_file_location("settings_table", file)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run: python tools/settings_table.py"
+    assert tool.flag_names() == set(Settings.model_fields)
+    assert all(field.description for field in Settings.model_fields.values())

@@ -12,7 +12,7 @@ import click
 
 from inlay.config import Config
 from inlay.runs.folder import read_settings
-from inlay.runs.settings import OTHER_NAMES
+from inlay.runs.settings import SPELT
 
 json_flag = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON instead of text.")
 quiet_flag = click.Option(["--quiet"], is_flag=True, help="Show no progress.")
@@ -36,9 +36,6 @@ config_flag = click.Option(
     type=click.Path(path_type=Path),
     help="A YAML file of settings, named as the flags are; flags win.",
 )
-
-SPELT = {field: name for name, field in OTHER_NAMES.items()}
-"""Fields whose flag has another name."""
 
 
 class _Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]

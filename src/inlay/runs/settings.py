@@ -18,6 +18,8 @@ from inlay.training.recipe import Mode, Recipe
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 OTHER_NAMES = {"from": "start"}
 """Names of settings that Python keeps for itself."""
+SPELT = {field: name for name, field in OTHER_NAMES.items()}
+"""Fields that have another name in YAML and as flags."""
 
 
 class FusionOptions(Config):

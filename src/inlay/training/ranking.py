@@ -1,9 +1,10 @@
 """Rank the answers that a host may give by their likelihood, instead of letting it write one.
 
-All candidates of a row stand one after the other in one pass of the decoder, each behind a start token of its own, and
-a mask keeps them apart. T5 knows only distances between tokens, so each sees exactly what it would see alone:
+All candidates of a row are one tree in one pass of the decoder, in which a common beginning stands once:
 
-    start a₁ a₂ </s> | start b₁ </s>        the encoder and its keys and values are needed once per row
+    start ─┬─ a₁ ─┬─ a₂ ─ </s>         a node sees what is on its way from the start, and nothing else
+           │      └─ a₃ ─ </s>         T5 knows only distances between tokens: each is told the one on its way,
+           └─ b₁ ─ </s>                so every candidate has exactly the likelihood that it has alone
 
 The answer is the one that greedy generation would have written, where that is a candidate: each of its tokens is then
 the likeliest of all words. Otherwise it is the candidate with the highest likelihood.
@@ -12,7 +13,7 @@ the likeliest of all words. Otherwise it is the candidate with the highest likel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from transformers import PreTrainedModel
 
 from inlay.training.codec import Answer, Codec
 
-BY_DISTANCE = ("t5", "mt5", "umt5")
-"""Families whose decoder knows distances only and takes a mask of any form; others run one pass per candidate."""
+BY_DISTANCE = ("t5", "mt5")
+"""Families whose decoder has one bias by distance for all its layers; others run one pass per candidate."""
 
 
 def ranked(
@@ -48,30 +49,84 @@ Scored = tuple[list[list[float]], list[list[bool]]]
 """Per row and candidate: its log-likelihood, and whether greedy generation would write it."""
 
 
+@dataclass(frozen=True)
+class Tree:
+    """The beginnings of a row's candidates, each once: a node is the tokens read so far, the root the start alone."""
+
+    inputs: list[int]
+    """The last token of each node."""
+    parents: list[int]
+    """Node to the node before it; the root's is -1."""
+    at: list[int]
+    """For each token of each candidate: the node that foretells it."""
+    wanted: list[int]
+    """That token."""
+    owner: list[int]
+    """Its candidate."""
+
+
+def tree_of(candidates: list[list[int]], start: int) -> Tree:
+    """The tree of a list of candidates."""
+    nodes: dict[tuple[int, ...], int] = {(): 0}
+    tree = Tree([start], [-1], [], [], [])
+    for n, tokens in enumerate(candidates):
+        for k, token in enumerate(tokens):
+            prefix = tuple(tokens[:k])
+            if prefix not in nodes:
+                nodes[prefix] = len(nodes)
+                tree.inputs.append(prefix[-1])
+                tree.parents.append(nodes[prefix[:-1]])
+            tree.at.append(nodes[prefix])
+            tree.wanted.append(token)
+            tree.owner.append(n)
+    return tree
+
+
 def _together(host: PreTrainedModel, batch: dict[str, Tensor], tokens: list[list[list[int]]]) -> Scored:
     """All candidates of a row in one pass."""
-    start = _start(host)
-    inputs = [[i for one in row for i in (start, *one[:-1])] for row in tokens]  # (B, S)
-    targets = [[i for one in row for i in one] for row in tokens]
-    owner = [[n for n, one in enumerate(row) for _ in one] for row in tokens]
-    longest = max(map(len, targets))
-    device = host.device
-    given, wanted, whose = (
-        torch.tensor([row + [fill] * (longest - len(row)) for row in rows], device=device)
-        for rows, fill in ((inputs, 0), (targets, 0), (owner, -1))
+    known: dict[str, Tree] = {}  # rows have mostly the same candidates
+    trees = [known.setdefault(str(row), tree_of(row, _start(host))) for row in tokens]
+    size, longest = max(len(tree.inputs) for tree in trees), max(len(tree.at) for tree in trees)
+    masks = {key: _mask(host, tree.parents, size) for key, tree in known.items()}
+    given, at, wanted, owner = (
+        torch.tensor([values + [fill] * (length - len(values)) for values in rows], device=host.device)
+        for rows, length, fill in (
+            ([tree.inputs for tree in trees], size, 0),
+            ([tree.at for tree in trees], longest, 0),
+            ([tree.wanted for tree in trees], longest, 0),
+            ([tree.owner for tree in trees], longest, max(map(len, tokens))),  # padding is a candidate of its own
+        )
     )
-    seen = (whose.unsqueeze(2) == whose.unsqueeze(1)).tril()  # (B, S, S): the earlier tokens of the same candidate
-    hidden = torch.finfo(host.dtype).min
-    mask = torch.zeros(seen.shape, dtype=host.dtype, device=device).masked_fill(~seen, hidden).unsqueeze(1)
-    logits = host(**batch, decoder_input_ids=given, decoder_attention_mask=mask, use_cache=False).logits
-    likely, first = _of_tokens(logits, wanted)
-    scores, written = [], []
-    for row, one in enumerate(tokens):
-        ends = torch.tensor([0, *map(len, one)]).cumsum(0).tolist()
-        parts = list(pairwise(ends))
-        scores.append([float(likely[row, a:b].sum()) for a, b in parts])
-        written.append([bool(first[row, a:b].all()) for a, b in parts])
-    return scores, written
+    mask = torch.stack([masks[str(row)] for row in tokens])  # (B, H, S, S)
+    logits = host(**batch, decoder_input_ids=given, decoder_attention_mask=mask, use_cache=False).logits.float()
+    rows = torch.arange(len(trees), device=host.device).unsqueeze(1)
+    likely = (logits[rows, at, wanted] - logits.logsumexp(-1)[rows, at]).cpu()
+    missed = (logits.argmax(-1)[rows, at] != wanted).cpu()
+    sums = likely.new_zeros(len(trees), max(map(len, tokens)) + 1)
+    scores, misses = (sums.scatter_add(1, owner.cpu(), x).tolist() for x in (likely, missed.to(likely.dtype)))
+    counts = [len(row) for row in tokens]
+    return (
+        [row[:count] for row, count in zip(scores, counts, strict=True)],
+        [[not miss for miss in row[:count]] for row, count in zip(misses, counts, strict=True)],
+    )
+
+
+def _mask(host: PreTrainedModel, parents: list[int], size: int) -> Tensor:
+    """(H, S, S) to add to the scores: a node sees those on its way from the root, at their distance on that way.
+
+    The host adds its bias for the distance of two nodes as they stand in a row; the difference to the true one is here.
+    """
+    model: Any = host
+    attention = model.get_decoder().block[0].layer[0].SelfAttention
+    bias = attention.compute_bias(size, size)[0].detach()  # (H, S, S): query, key
+    by_distance = bias[:, :, 0]  # (H, S): from the first token
+    mask = torch.full_like(bias, torch.finfo(bias.dtype).min)
+    for node in range(size):
+        seen, distance = node, 0
+        while seen >= 0:
+            mask[:, node, seen] = by_distance[:, distance] - bias[:, node, seen]
+            seen, distance = (parents[seen] if seen < len(parents) else -1), distance + 1
+    return mask
 
 
 def _one_by_one(host: PreTrainedModel, batch: dict[str, Tensor], tokens: list[list[list[int]]]) -> Scored:

@@ -70,7 +70,7 @@ class Recipe(Config):
     stride: int = Field(default=128, ge=0)
     """Kind spans: tokens that the windows of a long context share, at most a quarter of max_length."""
     answering: Literal["generation", "ranking"] = "generation"
-    """Hosts that answer in text: let them write, or rank the labels by their likelihood, which is faster."""
+    """Hosts that answer in text: let them write, or rank the labels by their likelihood in one pass."""
     beams: int = Field(default=1, ge=1)
     """Generation: how many beginnings are followed at once."""
     length_penalty: float = 1.0
