@@ -23,23 +23,15 @@ from inlay.anatomy.modules import inside
 from inlay.anatomy.places import Acts, Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import NamingError, SetupError, nearest
+from inlay.host.entry import Entry
+from inlay.host.front_sites import KeySite, TokenSite
 from inlay.host.heads import Head, bare_copy, build_head
-from inlay.host.hooks import (
-    Active,
-    BranchInput,
-    Entry,
-    HeadSite,
-    Hooked,
-    InputSite,
-    KeySite,
-    Site,
-    TokenSite,
-    WeightSite,
-    is_hooked,
-)
 from inlay.host.keys import check_attention, name_attention
+from inlay.host.plan import Active
 from inlay.host.resolve import Resolver, member_part
 from inlay.host.setup import Setup, check_setup, names_in
+from inlay.host.sites import BranchInput, HeadSite, Hooked, InputSite, Site, is_hooked
+from inlay.host.weight_sites import WeightSite
 from inlay.methods.acting import Draw, Reads
 from inlay.methods.base import Method, fusion_can_read
 
@@ -237,7 +229,7 @@ class Inlays(nn.Module):
         if place.acts == "tokens":
             return TokenSite(host, self.anatomy, self.acting, self.entry)
         if place.kind in ("head", "head_bias") or inside(place.module, self.anatomy.head):
-            return HeadSite(host, place.module, self.acting, self.entry)
+            return HeadSite(host, place.module, self.acting, self.entry.hidden, self.entry.mask)
         if place.branch and site_key(place.branch) not in self.branches:
             end = self.anatomy.branches[place.branch]
             self.branches[site_key(place.branch)] = BranchInput(host, place.branch, end, self.acting)

@@ -27,7 +27,7 @@ from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
 from inlay.host.front import InFront, line_up
 from inlay.host.heads import Head, PooledHead
-from inlay.host.hooks import Plan
+from inlay.host.plan import Plan
 from inlay.host.setup import Average, Fuse, Rows, Setup, Stack, names_in, walk
 from inlay.host.steps import ByRow, HostNorm, Mean, PooledStandIn, StandIn, Unchanged, in_turn
 from inlay.methods.acting import Draw, Reads, Spot, Step

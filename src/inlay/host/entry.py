@@ -1,0 +1,166 @@
+"""Hooks on the host and its base model as a whole: what has to be known before the first layer and after the last.
+
+    sites.py          BranchInput catches r where a branch begins; Site changes a module's output, InputSite its input
+    front_sites.py    KeySite hands an attention keys and values; TokenSite puts tokens in front of a stack
+    weight_sites.py   WeightSite lets other weights stand in for the host's
+
+All of them are modules without parameters that live in the host's tree, beside the inlays. Their hooks are bound
+methods and not closures, so that a `deepcopy` of the host has hooks of its own. What acts is read from the `Active`
+plan of the thread that runs the host; what one hook catches waits in a `Slot` for another: per thread, and no longer
+than the branch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from inlay.anatomy.survey import Anatomy
+from inlay.errors import SetupError
+from inlay.host.front import InFront, moved_positions
+from inlay.host.plan import Active, Passing, Plan, Prompted, Slot
+from inlay.host.sites import BranchInput, Hooked, not_checkpointed
+
+
+class Entry(Hooked):
+    """Hooks on the whole host and its base model."""
+
+    def __init__(self, host: PreTrainedModel, anatomy: Anatomy, active: Active, branches: nn.ModuleDict) -> None:
+        super().__init__()
+        self.active, self.branches = (active,), (branches,)
+        self.hidden, self.mask = Slot(), Slot()
+        self.real = Slot()
+        """Which tokens of an encoder's texts are real, until the next forward."""
+        self.caught = Passing()
+        """Keys and values of tokens in front of a causal decoder, until the next forward: a checkpointed layer may be
+        recomputed meanwhile."""
+        self.cuts: Passing | None = None
+        """How the batch has grown, where an encoder has tokens in front."""
+        self.prompting = False
+        """Whether the host is a causal decoder with tokens in front."""
+        self.embed = (host.get_submodule(anatomy.embeddings),)
+        self.base_inputs = list(inspect.signature(host.get_submodule(anatomy.base).forward).parameters)
+        self.inputs = list(inspect.signature(host.forward).parameters)
+        self.handles += [
+            host.register_forward_pre_hook(self.enter, with_kwargs=True),
+            host.get_submodule(anatomy.base).register_forward_pre_hook(self.begin, with_kwargs=True),
+            host.get_submodule(anatomy.base).register_forward_hook(self.between, always_call=True),
+            host.register_forward_hook(self.leave, always_call=True),
+        ]
+        reader = host.get_submodule(anatomy.stacks["encoder"] if len(anatomy.depth) == 2 else anatomy.base)
+        self.reader_inputs = list(inspect.signature(reader.forward).parameters)
+        self.handles.append(reader.register_forward_pre_hook(self.read, with_kwargs=True))
+
+    def enter(self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        plan = self.active[0].plan
+        if plan.rows is not None:
+            self._check_rows(plan.rows, args, kwargs)
+        if plan.pools:
+            self.mask.put(self._given("attention_mask", args, kwargs))
+
+    def read(self, reader: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.active[0].plan.masks:
+            mask = (dict(zip(self.reader_inputs, args, strict=False)) | kwargs).get("attention_mask")
+            self.real.put(mask if isinstance(mask, Tensor) and mask.dim() == 2 else None)
+        elif self.real.value is not None:
+            self.real.put(None)
+
+    def begin(
+        self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        plan = self.active[0].plan
+        for inlay, draw in plan.draws:
+            if inlay.training:
+                draw.draw()
+        if not any(plan.shifts):
+            return None
+        inputs = dict(zip(self.base_inputs, args, strict=False)) | kwargs
+        like: Tensor = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
+        if self.prompting and plan.tokens is not None:
+            self._prompt(base, plan, plan.tokens, like, inputs.get("past_key_values"))
+        by: int | Tensor = plan.shifts[0]
+        if len(plan.shifts) > 1:
+            by = torch.tensor(plan.shifts, device=like.device).repeat_interleave(like.shape[0] // len(plan.shifts))[
+                :, None
+            ]
+        return (), inputs | {"position_ids": moved_positions(inputs, by, base)}
+
+    def _prompt(self, base: nn.Module, plan: Plan, front: InFront, like: Tensor, past: Any) -> None:
+        """Run a causal decoder on the tokens in front alone; while a text is generated, on its first step only."""
+        known = self.caught.value
+        goes_on = past is not None and past.get_seq_length() > 0 and not torch.is_grad_enabled()
+        if goes_on and known is not None and known.plan is plan:
+            return
+        weight: Tensor = self.embed[0].weight  # type: ignore[assignment]
+        passes = max((draw.passes for inlay, draw in plan.draws if inlay.training), default=1)
+        rows = like.shape[0] if plan.rows is not None else passes
+        blank = weight.new_zeros(rows, 1, weight.shape[1])
+        tokens = front.made(blank).to(weight.dtype)
+        visible = front.visible(blank)
+        prompted = Prompted(plan, visible)
+        self.caught.put(prompted)
+        mask = None
+        if visible is not None:  # a row without tokens sees its first blank, which nobody looks at
+            mask = visible.long().clone()
+            mask[:, 0] = 1
+        with not_checkpointed(base):
+            base.forward(inputs_embeds=tokens, attention_mask=mask, use_cache=False)
+        prompted.done = True
+
+    def between(self, base: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        longer = None if self.cuts is None else self.cuts.value
+        if longer is not None and self.cuts is not None:
+            self.cuts.put(None)
+            output = None if output is None else longer.cut(output)
+        if output is None:
+            self.caught.put(None)  # the host failed on the way: nobody takes what was caught
+            for branch in self.branches[0].values():
+                assert isinstance(branch, BranchInput)
+                branch.clear()
+        elif self.active[0].plan.pools:
+            self.hidden.put(output[0])  # the last hidden states (B, T, D)
+        return None if longer is None else output
+
+    def leave(self, host: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        plan = self.active[0].plan
+        if not plan.pools:
+            return None
+        hidden = self.hidden.value
+        self.hidden.put(None)
+        self.mask.put(None)
+        return _unpacked(output, hidden.shape[1]) if plan.per_token and hidden is not None else None
+
+    def _given(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in kwargs or name not in self.inputs:
+            return kwargs.get(name)
+        at = self.inputs.index(name)
+        return args[at] if at < len(args) else None
+
+    def _check_rows(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for name in ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"):
+            given = self._given(name, args, kwargs)
+            if given is not None:
+                if given.shape[0] != rows:
+                    raise SetupError(
+                        f"Rows is set for a batch of {rows} rows, but this batch has {given.shape[0]}. Activate "
+                        f"Rows with one part per row; with beams or other repeated rows give each=<repeats> as well."
+                    )
+                return
+
+
+def _unpacked(output: Any, tokens: int) -> Any:
+    """The host's output with logits (B, T, labels), where it picked a token that had brought all of them."""
+    if isinstance(output, tuple):  # return_dict=False: the logits are the first that are not a loss
+        at = next(i for i, value in enumerate(output) if value.dim())
+        return (*output[:at], _per_token(output[at], tokens), *output[at + 1 :])
+    if getattr(output, "logits", None) is not None:
+        output.logits = _per_token(output.logits, tokens)
+    return output
+
+
+def _per_token(logits: Tensor, tokens: int) -> Tensor:
+    return logits.unflatten(-1, (tokens, -1)) if logits.dim() == 2 else logits

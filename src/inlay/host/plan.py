@@ -1,0 +1,141 @@
+"""A setup, resolved: what each hook does, and which plan acts in which thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from inlay.host.front import InFront
+from inlay.host.keys import Segment
+from inlay.host.setup import Setup
+from inlay.methods.acting import Draw, Step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A setup, resolved: what each hook does. An error while it is made changes nothing."""
+
+    setup: Setup = None
+    steps: Mapping[str, Step] = field(default_factory=dict)
+    """Host module to what is made of its output; elsewhere the host is left alone."""
+    keys: Mapping[str, InFront] = field(default_factory=dict)
+    """Attention to the keys and values in front of its own."""
+    tokens: InFront | None = None
+    """The embedded tokens in front of the host's own."""
+    weights: tuple[tuple[nn.Module, float], ...] = ()
+    """Modules that give changes of the host's weights, and how much of each."""
+    shifts: tuple[int, ...] = (0,)
+    """By how many positions the tokens move: of all rows, or of each part of the batch."""
+    attends: bool = False
+    """Whether the host has to attend by our functions."""
+    inputs: Mapping[str, Step] = field(default_factory=dict)
+    """Host module to what is made of its input."""
+    keeps: frozenset[str] = frozenset()
+    """Modules whose input is read by a step at a later module of the same branch."""
+    lasts: frozenset[str] = frozenset()
+    """The last module of each branch at which something acts: what was caught for it is let go there."""
+    branches: frozenset[str] = frozenset()
+    """The branches where something acts."""
+    rows: int | None = None
+    """The batch that Rows is made for."""
+    masks: bool = False
+    """Whether something reads whole texts and has to know which tokens are real."""
+    pools: bool = False
+    """Whether a head pools the hidden states itself."""
+    per_token: bool = False
+    """Whether a head gives logits for every token."""
+    draws: tuple[tuple[nn.Module, Draw], ...] = ()
+    """The inlays that act, and what each leaves to chance in a training step."""
+
+
+class PerThread(threading.local):
+    """State of its own for each thread; copies and pickles start anew."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+
+class Slot(PerThread):
+    """Holds one tensor between two hooks."""
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None  # there from the start: torch.compile guards on what an object has
+
+    def put(self, value: Tensor | None) -> None:
+        self.value = value
+
+
+class Passing(PerThread):
+    """Holds anything between two hooks."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+    def put(self, value: Any) -> None:
+        self.value = value
+
+
+class OwnPlan(PerThread):
+    """The plan of the setup that this thread activated last, if it ever did."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+
+
+class Attending:
+    """Which threads need our attention functions; a copy begins with what its maker has."""
+
+    def __init__(self, attends: bool = False) -> None:
+        self.threads: weakref.WeakKeyDictionary[threading.Thread, bool] = weakref.WeakKeyDictionary()
+        self.threads[threading.current_thread()] = attends
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attending:
+        return Attending(any(self.threads.values()))
+
+    def __reduce__(self) -> tuple[type[Attending], tuple[bool]]:
+        return Attending, (any(self.threads.values()),)
+
+
+class Active(nn.Module):
+    """What acts: in each thread what it activated itself, otherwise what any thread activated last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = OwnPlan()
+        self.latest = Plan()
+        self.attending = Attending()
+
+    @property
+    def plan(self) -> Plan:
+        return self.own.plan or self.latest
+
+    def switch(self, plan: Plan) -> None:
+        self.own.plan = self.latest = plan
+        self.attending.threads[threading.current_thread()] = plan.attends
+
+    def attends(self) -> bool:
+        """Whether some thread's setup needs our attention functions, which do for the others what their own would."""
+        return any(needed for thread, needed in list(self.attending.threads.items()) if thread.is_alive())
+
+
+class Prompted:
+    """The keys and values of tokens in front of a causal decoder, by the attention that made them."""
+
+    def __init__(self, plan: Plan, visible: Tensor | None) -> None:
+        self.plan, self.visible = plan, visible
+        self.found: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self.done = False
+
+    def catch(self, path: str) -> list[tuple[Tensor, Tensor]]:
+        return self.found.setdefault(path, [])
+
+    def segment(self, path: str) -> Segment:
+        return Segment(*self.found[path][0], self.visible)

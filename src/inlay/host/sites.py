@@ -1,0 +1,155 @@
+"""Hooks on single modules of a host: what a branch is given, what a module is given and gives, its head."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from inlay.anatomy.places import BranchEnd
+from inlay.errors import SetupError
+from inlay.host.plan import Active, Slot
+from inlay.methods.acting import Seen
+
+
+class Hooked(nn.Module):
+    """A module without parameters whose methods are hooks on the host's modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handles: list[RemovableHandle] = []
+
+    def unhook(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
+
+def is_hooked(host: nn.Module) -> bool:
+    """Whether some module of the host carries a hook of Inlay's."""
+    hooks = (hook for m in host.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+    return any(isinstance(getattr(hook, "__self__", None), Hooked) for hook in hooks)
+
+
+class BranchInput(Hooked):
+    """One branch: its residual, and the inputs of the modules at its end, for the length of the branch."""
+
+    def __init__(self, host: nn.Module, name: str, end: BranchEnd, active: Active) -> None:
+        super().__init__()
+        self.name = name
+        self.active = (active,)  # in a tuple: it is the host's, not the branch's own
+        self.at = end.residual[1]
+        self.residual = Slot()
+        self.inputs = {module: Slot() for module in end.modules}
+        branch = host.get_submodule(end.residual[0])
+        self.handles.append(branch.register_forward_pre_hook(self.catch, with_kwargs=True))
+
+    def catch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.name in self.active[0].plan.branches:
+            self.residual.put((*args, *kwargs.values())[self.at])
+
+    def earlier(self) -> dict[str, Tensor]:
+        return {module: slot.value for module, slot in self.inputs.items() if slot.value is not None}
+
+    def clear(self) -> None:
+        self.residual.put(None)
+        for slot in self.inputs.values():
+            slot.put(None)
+
+
+class Site(Hooked):
+    """One host module at which some inlay has a module."""
+
+    def __init__(
+        self, host: nn.Module, path: str, active: Active, branch: BranchInput | None, real: Slot | None = None
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.path = path
+        self.active = (active,)
+        self.branch = (branch,)
+        self.real = real or Slot()
+        self.handles.append(host.get_submodule(path).register_forward_hook(self.act))
+
+    def act(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        plan, branch = self.active[0].plan, self.branch[0]
+        step = plan.steps.get(self.path)
+        if branch is None:
+            return None if step is None else step(output, Seen(args, mask=self._mask(output)))
+        if self.path in plan.keeps:
+            branch.inputs[self.path].put(args[0])
+        if step is None:
+            return None
+        earlier = branch.earlier() if plan.keeps else {}
+        seen = Seen(args, branch.residual.value, mask=self._mask(output), earlier=earlier)
+        if self.path in plan.lasts:
+            branch.clear()
+        return step(output, seen)
+
+    def _mask(self, output: Tensor) -> Tensor | None:
+        """Which tokens are real, if a step asks for it and the output has a row for each text."""
+        mask = self.real.value
+        return mask if mask is not None and mask.shape[0] == output.shape[0] else None
+
+
+class InputSite(Hooked):
+    """One host module whose input some inlay changes."""
+
+    def __init__(self, host: nn.Module, path: str, active: Active) -> None:
+        super().__init__()
+        self.path = path
+        self.active = (active,)
+        self.handles.append(host.get_submodule(path).register_forward_pre_hook(self.enter))
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        step = self.active[0].plan.inputs.get(self.path)
+        return None if step is None else (step(args[0], Seen(args)), *args[1:])
+
+
+class HeadSite(Site):
+    """A module of the head: it also sees the last hidden states and which tokens are real."""
+
+    def __init__(self, host: nn.Module, path: str, active: Active, hidden: Slot, mask: Slot) -> None:
+        super().__init__(host, path, active, None)
+        self.hidden, self.mask = hidden, mask
+        self.picks = type(host).__name__.endswith("ForSequenceClassification")
+        """Whether the host keeps the logits of one token, where it has some for each: decoders do."""
+
+    def act(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        plan = self.active[0].plan
+        step = plan.steps.get(self.path)
+        if step is None:
+            return None
+        made = step(output, Seen(args, hidden=self.hidden.value, mask=self.mask.value))
+        if plan.per_token and self.picks and output.dim() == 3:  # whichever token is picked, it brings all of them
+            made = made.flatten(1).unsqueeze(1).expand(-1, output.shape[1], -1)  # (B, T, T · labels)
+        return made
+
+
+def checkpointed(base: nn.Module) -> list[nn.Module]:
+    """The layers under gradient checkpointing; refused if it is reentrant, which loses what layers have in common."""
+    layers = [m for m in base.modules() if getattr(m, "gradient_checkpointing", False) is True and m.training]
+    for layer in layers:
+        function: Any = getattr(layer, "_gradient_checkpointing_func", None)
+        if isinstance(function, functools.partial) and function.keywords.get("use_reentrant"):
+            raise SetupError(
+                "what this setup makes once for all layers needs gradient checkpointing that is not reentrant: "
+                "host.gradient_checkpointing_enable({'use_reentrant': False})."
+            )
+    return layers
+
+
+@contextmanager
+def not_checkpointed(base: nn.Module) -> Iterator[None]:
+    """No gradient checkpointing for the length of a `with` block: what is caught in a layer has to keep its graph."""
+    layers = checkpointed(base)
+    for layer in layers:
+        layer.gradient_checkpointing = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = True  # type: ignore[assignment]

@@ -1,0 +1,134 @@
+"""Hooks on the host's weights: others stand in for them while a part of the host runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from inlay.anatomy.modules import inside
+from inlay.anatomy.survey import Anatomy
+from inlay.host.plan import Active, Passing, Plan
+from inlay.host.sites import Hooked, checkpointed
+
+
+class WeightSite(Hooked):
+    """The weights of a host, changed.
+
+    New tensors stand in for the host's own while the base model, a stack or a layer runs, and go when it ends. A layer
+    has hooks of its own, because gradient checkpointing recomputes it when the base model has long ended.
+    """
+
+    def __init__(self, host: PreTrainedModel, anatomy: Anatomy, active: Active) -> None:
+        super().__init__()
+        self.active = (active,)
+        self.made = Passing()
+        self.lock = Lock()
+        base = host.base_model
+        self.base = (base,)
+        known = {id(p): name for name, p in base.named_parameters() if not name.startswith("inlays.")}
+        self.originals = ({name: base.get_parameter(name) for name in known.values()},)
+        begins = [anatomy.base, *anatomy.stacks.values()]
+        units = {path: host.get_submodule(path) for path in (*begins, *anatomy.layers)}
+        owners: dict[str, list[tuple[nn.Module, str, str]]] = {}
+        for path, module in host.named_modules():
+            if inside(path, ("inlays",)):
+                continue
+            for name, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) in known and parameter.is_floating_point():
+                    around = [unit for unit in units if unit == "" or inside(path, (unit,))]
+                    unit = max(around, key=len, default=path)  # tied weights of a head stand outside the base model
+                    owners.setdefault(unit, []).append((module, name, known[id(parameter)]))
+        self.swaps: list[Swap] = []
+        for unit in dict.fromkeys((*begins, *owners)):
+            module = host.get_submodule(unit)
+            self.swaps.append(Swap(module, tuple(owners.get(unit, ())), unit in begins, self))
+
+    def unhook(self) -> None:
+        for swap in self.swaps:
+            swap.unhook()
+
+    def tensors(self, anew: bool) -> dict[str, Tensor] | None:
+        """What stands in for the host's own tensors in this thread's setup; made anew where a forward begins."""
+        plan = self.active[0].plan
+        if not plan.weights:
+            return None
+        known = self.made.value
+        if known is None or not known.fits(plan) or (anew and torch.is_grad_enabled()):
+            if torch.is_grad_enabled():
+                checkpointed(self.base[0])
+            known = Remade(plan, self.originals[0])
+            self.made.put(known)
+        return known.tensors
+
+
+class Remade:
+    """New tensors for a host's own, and what they were made of."""
+
+    def __init__(self, plan: Plan, originals: Mapping[str, Tensor]) -> None:
+        self.plan, self.graph = plan, torch.is_grad_enabled()
+        total: dict[str, Tensor] = {}
+        for module, share in plan.weights:
+            for name, change in module().items():
+                change = change if share == 1.0 else share * change
+                total[name] = total[name] + change if name in total else change
+        self.tensors = {name: originals[name] + change.to(originals[name].dtype) for name, change in total.items()}
+        self.like = originals
+        self.parameters = [p.detach().clone() for p in self._now()]
+
+    def _now(self) -> list[Tensor]:
+        first = next(iter(self.like.values()))[..., :1]
+        return [first, *(p for module, _ in self.plan.weights for p in module.parameters())]
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether they are still right: a text is generated with one set of them."""
+        if self.plan is not plan or self.graph != torch.is_grad_enabled():
+            return False
+        now = self._now()
+        return all(
+            a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+            for a, b in zip(now, self.parameters, strict=True)
+        )
+
+
+class Lock:
+    """One thread at a time; copies and pickles start anew."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Lock:
+        return Lock()
+
+    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
+        return Lock, ()
+
+
+class Swap(Hooked):
+    """The hooks of one part of the host."""
+
+    def __init__(
+        self, module: nn.Module, owned: tuple[tuple[nn.Module, str, str], ...], begins: bool, site: WeightSite
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.owned, self.begins, self.site = owned, begins, (site,)
+        self.handles.append(module.register_forward_pre_hook(self.enter, prepend=True))
+        self.handles.append(module.register_forward_hook(self.leave, always_call=True))
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        site = self.site[0]
+        site.lock.lock.acquire()
+        new = site.tensors(self.begins)
+        if new is not None:
+            for owner, name, tensor in self.owned:
+                owner._parameters[name] = new[tensor]  # type: ignore[assignment]
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        site = self.site[0]
+        for owner, name, tensor in self.owned:
+            owner._parameters[name] = site.originals[0][tensor]
+        site.lock.lock.release()
