@@ -85,7 +85,9 @@ class Place:
         self.must(*host, "--out", "good/a")
         self.must(*host, "--out", "good/b", "--options", "reduction=4")
         self.must(*host, "--out", "good/full", "--mode", "full")
-        self.must(*host, "--out", "good/mixture", "--method", "mixture", "--options", "method={kind: pfeiffer, size: 4}")
+        self.must(
+            *host, "--out", "good/mixture", "--method", "mixture", "--options", "method={kind: pfeiffer, size: 4}"
+        )
         self.must("fuse", "good/a", "good/b", *ROWS, *FAST, "--out", "good/fused")
         self.interrupted(*host, "--out", "good/cut")
 
@@ -362,10 +364,7 @@ YAML = (
 
 def _settings(place: Place) -> None:
     good = json.loads(Path("good/a/run.json").read_text())["settings"]
-    if place.chance.random() < 0.2:
-        text = place.chance.choice(YAML)
-    else:
-        text = json.dumps(_spoilt(place, good))
+    text = place.chance.choice(YAML) if place.chance.random() < 0.2 else json.dumps(_spoilt(place, good))
     Path("job.yaml").write_text(text, encoding="utf-8")
     place.try_("settings", "validate", "--config", "job.yaml", "--threads", "1")
 
@@ -378,7 +377,9 @@ def _record(place: Place) -> None:
     if place.chance.random() < 0.8:  # as somebody with intent would
         record["sha256"] = digest_of(record)
     (run / "run.json").write_text(json.dumps(record))
-    verb = place.chance.choice((("eval", "spoilt/a", "--threads", "1"), ("inspect", "spoilt/a"), ("ls", "runs", "--in", "spoilt")))
+    verb = place.chance.choice(
+        (("eval", "spoilt/a", "--threads", "1"), ("inspect", "spoilt/a"), ("ls", "runs", "--in", "spoilt"))
+    )
     said = place.try_("record", *verb)
     if verb[0] == "ls" and said.code:
         place.tally.found("tracebacks", "a record that is not ours makes `ls` fail", said.err)
@@ -405,7 +406,9 @@ LINES = (
 def _rows(place: Place) -> None:
     lines = Path("train.jsonl").read_text().splitlines()
     at = place.chance.randrange(len(lines))
-    lines[at] = place.chance.choice(LINES) if place.chance.random() < 0.5 else json.dumps(_spoilt(place, json.loads(lines[at])))
+    lines[at] = (
+        place.chance.choice(LINES) if place.chance.random() < 0.5 else json.dumps(_spoilt(place, json.loads(lines[at])))
+    )
     Path("rows.jsonl").write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
     if place.chance.random() < 0.5:
         place.try_("rows", "predict", "good/a", "--file", "rows.jsonl", "--threads", "1", "--quiet")
@@ -436,7 +439,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--counts", type=int, nargs=3, metavar=("KILLS", "FLIPS", "HOSTILE"))
     given = parser.parse_args()
-    counts = tuple(given.counts or ((5, 20, 20) if given.short else (100, 1000, 300)))
+    counts = tuple(given.counts or ((5, 12, 16) if given.short else (100, 1000, 300)))
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="inlay-campaign-") as folder:
         tally = campaign(Path(folder), given.seed, counts)

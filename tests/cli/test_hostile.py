@@ -50,7 +50,9 @@ def test_a_run_that_diverges_is_no_success(there, mistake):  # noqa: F811
     assert "diverged" in told or "finite" in told
 
 
-@pytest.mark.parametrize("line", ["lr: .inf", "lr: .nan", "lr: 1e308", "weight_decay: .inf", "seed: 99999999999999999999999"])
+@pytest.mark.parametrize(
+    "line", ["lr: .inf", "lr: .nan", "lr: 1e308", "weight_decay: .inf", "seed: 99999999999999999999999"]
+)
 def test_settings_that_are_no_numbers(there, mistake, line):  # noqa: F811
     (there / "job.yaml").write_text(f"host: bert\ntrain_file: train.jsonl\n{line}\n")
     assert line.partition(":")[0] in mistake("validate", "--config", "job.yaml")
@@ -154,7 +156,9 @@ def test_a_damaged_token_cache_is_made_anew(run, there, capsys):  # noqa: F811
     wanted = capsys.readouterr().out
     (file,) = (there / "cache" / "tokens").iterdir()
     data = safetensors.torch.load_file(file)
-    safetensors.torch.save_file({name: torch.zeros_like(t) if name == "input_ids" else t for name, t in data.items()}, file)
+    safetensors.torch.save_file(
+        {name: torch.zeros_like(t) if name == "input_ids" else t for name, t in data.items()}, file
+    )
     main(words)
     assert capsys.readouterr().out == wanted
 
@@ -189,7 +193,9 @@ def test_a_record_of_another_program_is_listed_as_unreadable(run, there, capsys)
     shutil.copytree(run, there / "runs" / "good")
     main(["ls", "runs", "--json"])
     told = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
-    assert {name: row["status"] for name, row in told.items()} == dict.fromkeys("dxyz", "unreadable") | {"good": "finished"}
+    assert {name: row["status"] for name, row in told.items()} == dict.fromkeys("dxyz", "unreadable") | {
+        "good": "finished"
+    }
     assert told["good"]["score"] > 0.5
 
 
@@ -220,7 +226,9 @@ def test_an_inlay_alone_knows_its_task(there, capsys):  # noqa: F811
     wanted = json.loads(capsys.readouterr().out)["scores"]
     main(["eval", "run/inlay", "--file", "mine.jsonl", "--threads", "1", "--json"])
     assert json.loads(capsys.readouterr().out)["scores"] == wanted
-    write_rows(there / "named.jsonl", [{"id": i, "t": row["review"], "l": row["stars"]} for i, row in enumerate(longer)])
+    write_rows(
+        there / "named.jsonl", [{"id": i, "t": row["review"], "l": row["stars"]} for i, row in enumerate(longer)]
+    )
     main(["eval", "run", "--file", "named.jsonl", "--text", "say: {t}", "--label", "l", "--threads", "1", "--json"])
     assert json.loads(capsys.readouterr().out)["scores"] == wanted
     main(["predict", "run", "--file", "named.jsonl", "--text", "say: {t}", "--threads", "1", "--quiet"])

@@ -15,7 +15,7 @@ A fusion's members are written beside it, because that library needs them too.
 
 \b
 Example:
-  inlay export runs/rte-lora --format peft --out exported/rte
+  inlay export runs/rte-lora --format peft --without-head --out exported/rte
 """
 
 
