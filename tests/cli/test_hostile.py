@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import stat
 import sys
 from pathlib import Path
 
@@ -83,7 +82,7 @@ def test_predictions_go_through_what_is_no_file(run, there):  # noqa: F811
     assert (there / "link.jsonl").is_symlink()
     assert json.loads((there / "real.jsonl").read_text())["label"] in ("positive", "negative")
     main(["predict", "mine", "good w1", "--out", "/dev/null", "--threads", "1", "--quiet"])
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    assert Path("/dev/null").is_char_device()
 
 
 def test_no_verb_replaces_an_inlay_unasked(run, mistake):  # noqa: F811

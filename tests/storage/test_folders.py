@@ -14,6 +14,10 @@ from inlay.storage.folders import MARK, check_new, reading, replacing
 from inlay.storage.plain_text import printable
 
 
+def names(folder):
+    return sorted(file.name for file in folder.iterdir())
+
+
 def write(folder, content="{}"):
     with replacing(folder, ("inlay.json",)) as draft:
         (draft / "inlay.json").write_text(content)
@@ -33,8 +37,8 @@ def test_a_users_folder_is_left_whatever_its_name(tmp_path, name):
         write(tmp_path / "good", content)
     assert (mine / "inlay.json").read_text() == "three years of work"
     assert (tmp_path / "good" / "inlay.json").read_text() == "2"
-    assert sorted(os.listdir(tmp_path)) == sorted([name, "good"])
-    assert os.listdir(tmp_path / "good") == ["inlay.json"]
+    assert names(tmp_path) == sorted([name, "good"])
+    assert names(tmp_path / "good") == ["inlay.json"]
 
 
 def test_what_a_killed_writer_left_is_settled(tmp_path):
@@ -48,7 +52,7 @@ def test_what_a_killed_writer_left_is_settled(tmp_path):
     with reading(good) as there:
         assert (there / "inlay.json").read_text() == "old"
     write(good, "new")
-    assert os.listdir(tmp_path) == ["good"]
+    assert names(tmp_path) == ["good"]
     assert (good / "inlay.json").read_text() == "new"
 
 
@@ -70,7 +74,7 @@ def test_parts_of_dead_writers_go_and_those_of_others_stay(tmp_path):
     for file in (left, *kept):
         file.write_text("x")
     write_whole(tmp_path / "a.json", "new")
-    assert sorted(os.listdir(tmp_path)) == sorted(["a.json", *(file.name for file in kept)])
+    assert names(tmp_path) == sorted(["a.json", *(file.name for file in kept)])
 
 
 def test_output_goes_through_links_pipes_and_devices(tmp_path):

@@ -101,5 +101,8 @@ resume_flag = click.Option(
 )
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",
-    params=[config_flag, resume_flag, *flags(Settings, leave_out={"members"}), any_host_flag, trust_flag, json_flag, quiet_flag],
+    params=[
+        config_flag, resume_flag, *flags(Settings, leave_out={"members"}),
+        any_host_flag, trust_flag, json_flag, quiet_flag,
+    ],
 )  # fmt: skip
