@@ -16,7 +16,7 @@ import torch
 from harness import Bench, Builder, Run, Sizes, bare_cases, batch, bert, phases
 
 import inlay
-from inlay.compose.mix import distance
+from inlay.compose.consistency import distance
 
 BASE = inlay.Houlsby(size=48, sites=("ffn",), activation="gelu")
 

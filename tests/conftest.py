@@ -1,8 +1,11 @@
+import atexit
 import os
+import shutil
 import tempfile
 
-CACHE = tempfile.TemporaryDirectory(prefix="inlay-cache-")  # no test reads or writes the user's own
-os.environ["INLAY_CACHE"] = CACHE.name
+CACHE = tempfile.mkdtemp(prefix="inlay-cache-")  # no test reads or writes the user's own
+atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
+os.environ["INLAY_CACHE"] = CACHE
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

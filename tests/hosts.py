@@ -151,3 +151,21 @@ def without_dropout(host: torch.nn.Module) -> None:
         if isinstance(getattr(module, "dropout", None), float):
             module.dropout = 0.0
     host.config.attention_probs_dropout_prob = 0.0
+
+
+def snapshot(host: torch.nn.Module) -> dict:
+    """Everything about a host that an inlay might leave behind."""
+    hooks = {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in host.named_modules()}
+    flags = {name: p.requires_grad for name, p in host.named_parameters()}
+    return {
+        "hooks": hooks,
+        "flags": flags,
+        "keys": list(host.state_dict()),
+        "config": host.config.to_dict(),
+        "dict": set(vars(host)),
+    }
+
+
+def untouched(host: torch.nn.Module) -> bool:
+    """Whether a host has nothing of ours: no inlays, no hooks."""
+    return not hasattr(host, "inlays") and not any(m._forward_hooks or m._forward_pre_hooks for m in host.modules())

@@ -141,7 +141,8 @@ def same_tensors(model: nn.Module, checkpoint: Path, library: str) -> int:
 
 def logits_of(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     with torch.no_grad():
-        return model.eval()(**inputs).logits
+        said = model.eval()(**inputs)
+    return said.logits if "logits" in said else torch.stack([said.start_logits, said.end_logits], -1)  # questions
 
 
 if __name__ == "__main__":

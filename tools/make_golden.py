@@ -105,9 +105,13 @@ SINGLE_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
 STACKS = {"stack": "seq_bn", "stack_double": "double_seq_bn"}
 FUSIONS = [(2, "dynamic"), (3, "dynamic"), (5, "dynamic"), (2, "static"), (5, "static")]
 MEMBER_FACTORS = (3, 3, 2, 4, 6)  # two members are alike, three and five are not
-HEAD_LAYERS = {"seq_bn_head1": 1, "seq_bn_head2": 2}  # cases with a head of the library, for four labels
+# Cases with a head of the library: which, and its layers. Four labels, of the text or every token; questions have two.
+HEADS = {
+    "seq_bn_head1": ("classification", 1), "seq_bn_head2": ("classification", 2),
+    "seq_bn_tagging": ("tagging", 2), "seq_bn_question": ("qa", 1),
+}  # fmt: skip
 # Saving these through T5ForConditionalGeneration, `adapters` 1.3.0 forgets the shared rule; through its own class, not.
-OWN_CLASS = [("t5", "compacter"), ("t5", "compacter++"), *((h, c) for h in ("bert", "roberta") for c in HEAD_LAYERS)]
+OWN_CLASS = [("t5", "compacter"), ("t5", "compacter++"), *((h, c) for h in ("bert", "roberta") for c in HEADS)]
 
 QUERY_VALUE = {
     "bert": ["query", "value"],
@@ -201,9 +205,10 @@ def load_inputs(host: str) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def logits_of(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    """(B, labels), or for T5 (B, T_DECODER, VOCAB)."""
+    """(B, labels), for T5 (B, T_DECODER, VOCAB), for heads that read every token (B, T, outputs)."""
     with torch.no_grad():
-        return model.eval()(**inputs).logits.contiguous()
+        said = model.eval()(**inputs)
+    return said.logits.contiguous() if "logits" in said else torch.stack([said.start_logits, said.end_logits], -1)
 
 
 def fresh_folder(folder: str) -> str:
@@ -246,7 +251,7 @@ def make_adapters_files() -> None:
     make_adapters_case("bert", "seq_bn_bin", one, Stack("a"), use_safetensors=False)
     for host in ("bert", "roberta"):
         make_adapters_case(host, "seq_bn_host_head", one, Stack("a"), with_head=True)
-        for case in HEAD_LAYERS:
+        for case in HEADS:
             make_adapters_case(host, case, one, Stack("a"), with_head=True)
     make_adapters_setup("bert", "setup", members_of(("first", "m0", "m1"), "seq_bn"), Stack("first", Fuse("m0", "m1")))
 
@@ -293,8 +298,8 @@ def make_adapters_case(
     folder = fresh_folder(f"{host}/{case}")
     inputs, bare = load_inputs(host)
     model = load_adapters_host(host, case)
-    add_random_adapters(model, members, setup, fusion, with_head, HEAD_LAYERS.get(case), folder)
-    if case in HEAD_LAYERS:  # four labels, so `bare` is this head on the host without the adapter
+    add_random_adapters(model, members, setup, fusion, with_head, HEADS.get(case), folder)
+    if case in HEADS:  # four labels, so `bare` is this head on the host without the adapter
         model.set_active_adapters(None)
         bare = logits_of(model, inputs)
         model.set_active_adapters(setup)
@@ -342,7 +347,7 @@ def add_random_adapters(
     setup: Any,
     fusion: str,
     with_head: bool,
-    head_layers: int | None,
+    head: tuple[str, int] | None,
     seed: str,
 ) -> None:
     """Add adapters, their fusion and a head; make them random and active. The host's own tensors stay as they are."""
@@ -351,8 +356,9 @@ def add_random_adapters(
         model.add_adapter(name, config=config)
     if fuse := find_fuse(setup):
         model.add_adapter_fusion(fuse, fusion)
-    if head_layers:
-        model.add_classification_head("a", num_labels=4, layers=head_layers)
+    if head:
+        kind, layers = head
+        getattr(model, f"add_{kind}_head")("a", num_labels=2 if kind == "qa" else 4, layers=layers)
     model.set_active_adapters(setup)
     randomise([(n, p) for n, p in model.named_parameters() if n not in own], seed)
 

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from inlay.checkpoints.export import export
     from inlay.checkpoints.load import load
     from inlay.checkpoints.ours import save
-    from inlay.compose.attention import FusionActivations, fusion_activations
+    from inlay.compose.activations import FusionActivations, fusion_activations
     from inlay.compose.average import average
     from inlay.compose.collapse import Collapse, collapse
+    from inlay.compose.consistency import MixtureLoss, mixture_loss
     from inlay.compose.ensemble import ensemble, routing
     from inlay.compose.fold import fold, unfold
     from inlay.compose.fuse import add_fusion, penalty
     from inlay.compose.merge import merge
-    from inlay.compose.mix import MixtureLoss, mixture_loss
     from inlay.compose.prune import prune
     from inlay.errors import AnatomyError, CheckpointError, ConfigError, InlayError, NamingError, SetupError
     from inlay.host.count import count
@@ -59,8 +59,8 @@ _PUBLIC = {
     "inlay.compose.fuse": ("add_fusion", "penalty"),
     "inlay.compose.prune": ("prune",),
     "inlay.compose.collapse": ("Collapse", "collapse"),
-    "inlay.compose.attention": ("FusionActivations", "fusion_activations"),
-    "inlay.compose.mix": ("MixtureLoss", "mixture_loss"),
+    "inlay.compose.activations": ("FusionActivations", "fusion_activations"),
+    "inlay.compose.consistency": ("MixtureLoss", "mixture_loss"),
     "inlay.compose.merge": ("merge",),
     "inlay.compose.ensemble": ("ensemble", "routing"),
     "inlay.compose.average": ("average",),

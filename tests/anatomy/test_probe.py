@@ -13,8 +13,21 @@ import transformers as hf
 import inlay
 from inlay.anatomy import families, survey
 from inlay.anatomy.probe import probe
-from tests.host.test_families import snapshot
-from tests.hosts import BART, CAUSAL, CONFIGS, FAMILIES, GROUPED, SMALL, T5, batch, classifier, logits, shake, shaken
+from tests.hosts import (
+    BART,
+    CAUSAL,
+    CONFIGS,
+    FAMILIES,
+    GROUPED,
+    SMALL,
+    T5,
+    batch,
+    classifier,
+    logits,
+    shake,
+    shaken,
+    snapshot,
+)
 
 METHODS = [inlay.Houlsby, inlay.Pfeiffer, inlay.Parallel]
 IDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1, "vocab_size": 50}
@@ -200,7 +213,7 @@ def test_what_is_not_certain_is_refused_with_the_entry_to_fill_in(family: str) -
 def test_the_entry_keeps_what_is_known() -> None:
     config, _ = REFUSED["prophetnet"]
     with pytest.raises(inlay.AnatomyError) as error:
-        probe(bare(config()))
+        inlay.add(bare(config()), "a", inlay.Houlsby(size=4))
     known = "attention=inlay.Branch('self_attn.out_proj', ('self_attn.query_proj', 0), norm='self_attn_layer_norm'"
     assert known in str(error.value)
 
@@ -233,7 +246,7 @@ def test_a_branch_of_zeros_is_not_certain() -> None:
         if ".o_proj." in name:
             parameter.data.zero_()
     with pytest.raises(inlay.AnatomyError, match="not certain"):
-        probe(host)
+        inlay.add(host, "a", inlay.Houlsby(size=4))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -18,7 +18,7 @@ import inlay
 from inlay.checkpoints import manifest as manifests
 from inlay.checkpoints import ours
 from inlay.storage import folders
-from tests.hosts import FAMILIES, classifier, logits, shake
+from tests.hosts import FAMILIES, classifier, logits, shake, untouched
 
 
 @pytest.fixture
@@ -27,10 +27,6 @@ def saved(tmp_path: Path) -> Path:
     inlay.add(host, "rte", inlay.Houlsby(size=4), head=inlay.Head(labels=["yes", "no", "unclear"]), norms=True)
     shake(host, "rte")
     return inlay.save(host, "rte", tmp_path / "rte", task="rte", metrics={"accuracy": 0.71})
-
-
-def untouched(host: torch.nn.Module) -> bool:
-    return not hasattr(host, "inlays") and not any(m._forward_hooks or m._forward_pre_hooks for m in host.modules())
 
 
 def rewrite(folder: Path, **changes: object) -> None:

@@ -1,14 +1,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.words import DATA, RUN
 from tests.training.small import rows, save_bert, write_rows
-
-RUN = [sys.executable, "-W", "error::UserWarning:inlay", "-c", "from inlay.cli import main; main()"]
 
 
 @pytest.fixture(scope="session")
@@ -51,22 +49,6 @@ def inlay_here(place, monkeypatch, capsys):
         return capsys.readouterr().out
 
     return run
-
-
-DATA = (
-    "--host",
-    "bert",
-    "--train-file",
-    "train.jsonl",
-    "--validation-file",
-    "validation.jsonl",
-    "--batch-size",
-    "16",
-    "--epochs",
-    "3",
-    "--lr",
-    "0.02",
-)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inlay.cli import main
-from tests.cli.conftest import RUN
+from tests.cli.words import RUN
 from tests.training.small import rows, write_rows
 
 
@@ -118,12 +118,8 @@ def test_a_run_folder_that_is_not_empty_or_in_use(there, mistake):
     assert (there / "run" / "thesis.txt").read_text() == "three years of work"
     from inlay.runs.folder import Run
 
-    with Run(there / "busy").locked(fresh=True):
-        held = subprocess.run(
-            [*RUN, *TRAIN, "--train-file", "train.jsonl", "--out", "busy"], capture_output=True, text=True, cwd=there
-        )
-    assert held.returncode == 2
-    assert "is in use by another process" in held.stderr
+    with Run(there / "busy").locked(fresh=True):  # a lock of an open file: also this process cannot take it twice
+        assert "is in use by another process" in mistake(*TRAIN, "--train-file", "train.jsonl", "--out", "busy")
 
 
 def test_a_full_disk_loses_nothing(there, capsys, monkeypatch):
@@ -166,24 +162,12 @@ def test_a_reader_that_leaves_early_is_no_mistake(there):
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(there):
-    words = [
-        *RUN,
-        *TRAIN[:-1],
-        "--train-file",
-        "train.jsonl",
-        "--batch-size",
-        "8",
-        "--epochs",
-        "500",
-        "--patience",
-        "0",
-        "--eval-every",
-        "6000",
-    ]
+    long = ("--batch-size", "8", "--epochs", "500", "--patience", "0", "--eval-every", "6000", "--save-every", "20")
+    words = [*RUN, *TRAIN[:-1], "--train-file", "train.jsonl", *long]
     process = subprocess.Popen(words, cwd=there, stderr=subprocess.PIPE, text=True)
     while not (there / "run" / "checkpoint.safetensors").exists():
         assert process.poll() is None
-        assert time.sleep(0.1) is None
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=300)
     assert process.returncode == 130

@@ -1,13 +1,17 @@
 """Every verb, run as a process."""
 
 import json
+import re
+import shlex
 
+import click
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from inlay.cli import app, main
 from inlay.cli.app import VERBS
-from tests.cli.conftest import DATA
+from tests.cli.words import DATA
 from tests.training.small import rows, write_rows
 
 
@@ -23,17 +27,20 @@ def test_help_is_quick_and_does_not_import_torch(inlay_cli, place):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_an_example(verb):
-    import contextlib
-    import io
-
-    from inlay.cli import main
-
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
-        main([verb, "--help"])
-    assert "Example" in told.getvalue()
-    assert f"inlay {verb}" in told.getvalue()
+def test_the_examples_of_every_verb_can_be_said(verb, capsys, tmp_path, monkeypatch):
+    """Each has one at least, and every flag and argument of it is one that the verb takes."""
+    monkeypatch.chdir(tmp_path)
+    main([verb, "--help"])
+    told = capsys.readouterr().out
+    examples = [shlex.split(line.split(" > ")[0]) for line in re.findall(rf"^ .*?\binlay {verb}\b(.*)$", told, re.M)]
+    assert "Example" in told
+    assert examples
+    command = app.inlay.get_command(click.Context(app.inlay), verb)
+    for words in examples:
+        for word in words:  # some paths must be there
+            if "/" in word:
+                (tmp_path / word).mkdir(parents=True, exist_ok=True)
+        command.make_context(verb, words)  # raises where a word is not understood
 
 
 def test_train_writes_a_run_that_describes_itself(trained):

@@ -50,7 +50,7 @@ def test_every_format_gives_the_same_rows(tmp_path):
         ("a.jsonl.gz", b"no gzip", "cannot be read"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}' * 99, mtime=0)[:-12], "cannot be read"),
         ("a.parquet", b"no parquet", "is not a Parquet file"),
-        ("a.xlsx", b"", "must end in one of"),
+        ("a.xlsx", b"", "which must end in .jsonl"),
     ],
 )
 def test_broken_files_say_where(tmp_path, name, content, message):

@@ -4,9 +4,6 @@ import pytest
 
 import inlay
 from inlay.data import Data, DataError, Task, builtin_tasks, prepare, task_named
-from inlay.data.examples import examples
-from inlay.data.rows import Table
-from inlay.data.sources import _as_task_row
 
 FUSION_16 = [
     "mnli",
@@ -50,26 +47,27 @@ def test_the_papers_tasks_are_built_in():
         task_named("winogrand")
 
 
-@pytest.mark.parametrize(
-    ("name", "hub_row", "texts", "target"),
-    [
-        ("rte", {"sentence1": "p", "sentence2": "h", "label": 1}, (("p", "h"),), 1),
-        ("winogrande", {"sentence": "so _ left", "option1": "Al", "option2": "Bo", "answer": "2"}, (("so Al left", None), ("so Bo left", None)), 1),
-        ("csqa", {"question": "q", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "B"}, (("q", "x"), ("q", "y")), 1),
-        ("socialiqa", {"context": "c", "question": "q", "answerA": "x", "answerB": "y", "answerC": "z", "label": "3"}, None, 2),
-        ("hellaswag", {"ctx": "c", "endings": ["x", "y"], "label": "0"}, (("c", "x"), ("c", "y")), 0),
-        ("boolq", {"question": "q", "passage": "p", "label": 1}, (("q", "p"),), 1),
-        ("wic", {"word": "w", "sentence1": "a", "sentence2": "b", "label": 0}, (("w: a", "b"),), 0),
-        ("record", {"passage": "p", "query": "@placeholder ran", "entities": ["Al", "Bo"], "answers": ["Bo"]}, (("p Al ran", None), ("p Bo ran", None)), 1),
-        ("sick", {"sentence_A": "a", "sentence_B": "b", "label": 2}, (("a", "b"),), 2),
-        ("stsb", {"sentence1": "a", "sentence2": "b", "label": 3.8}, (("a", "b"),), 3.8),
-    ],
-)  # fmt: skip
-def test_hub_rows_become_the_tasks_own(name, hub_row, texts, target):
-    task = task_named(name)
-    (example,) = examples(task, Table([_as_task_row(hub_row, task.hub, task)], "hub"))
-    assert example.target == target
-    assert texts is None or example.texts == texts
+OFFICIAL = {
+    "cola": ("matthews",), "sst2": ("accuracy",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "stsb": ("pearson", "spearman"),
+    "mnli": ("accuracy",), "qnli": ("accuracy",), "rte": ("accuracy",), "boolq": ("accuracy",), "cb": ("accuracy", "macro_f1"),
+    "copa": ("accuracy",), "multirc": ("f1", "group_exact_match"), "wic": ("accuracy",), "record": ("token_f1", "exact_match"),
+}  # fmt: skip
+"""What GLUE and SuperGLUE report. ReCoRD's own are of texts; here it is a choice among the entities."""
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_glue_and_superglue_are_measured_as_officially(name):
+    assert set(OFFICIAL[name]) <= set(task_named(name).metrics)
+    assert task_named(name).main == OFFICIAL[name][0]
+
+
+def test_the_papers_split_rule_goes_by_size():
+    """Karimi Mahabadi et al. 2021: sets of fewer than 10,000 training rows are halved, others hold out 1,000."""
+    small = {"cola", "mrpc", "rte", "stsb", "boolq", "cb", "copa", "wic", "csqa", "sick"}
+    large = {"qqp", "sst2", "qnli", "winogrande", "imdb", "hellaswag", "socialiqa", "cosmosqa", "scitail", "record"}
+    assert {name for name in small if task_named(name).compacter != "halve"} == set()
+    assert {name for name in large if task_named(name).compacter != "hold_out"} == set()
+    assert task_named("mnli").compacter == "mismatched"
 
 
 def test_labels_of_own_rows_are_found_and_shown(tmp_path):

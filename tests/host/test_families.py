@@ -8,23 +8,11 @@ import pytest
 import torch
 
 import inlay
-from tests.hosts import FAMILIES, batch, classifier, logits, row, shake
+from tests.hosts import FAMILIES, batch, classifier, logits, row, shake, snapshot
 
 METHODS = [inlay.Houlsby, inlay.Pfeiffer, inlay.Parallel, inlay.Bapna]
 each_family = pytest.mark.parametrize("family", FAMILIES)
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.kind)
-
-
-def snapshot(host: torch.nn.Module) -> dict:
-    hooks = {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in host.named_modules()}
-    flags = {name: p.requires_grad for name, p in host.named_parameters()}
-    return {
-        "hooks": hooks,
-        "flags": flags,
-        "keys": list(host.state_dict()),
-        "config": host.config.to_dict(),
-        "dict": set(vars(host)),
-    }
 
 
 @each_family

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from safetensors.torch import load_file
 import inlay
 from tests.checkpoints.foreign.golden import FAMILIES, GOLDEN, host_of, logits_of
 
-golden_host, golden_logits = host_of, logits_of
 METHODS: dict[str, Callable[[], inlay.Method]] = {
     "seq_bn": lambda: inlay.Pfeiffer(reduction=3),
     "seq_bn_factor_map": lambda: inlay.Pfeiffer(reduction={1: 2, "default": 3}),
@@ -26,16 +24,6 @@ METHODS: dict[str, Callable[[], inlay.Method]] = {
     ),
     "lora": lambda: inlay.LoRA(rank=4, alpha=16),
 }
-
-
-def pour(host: torch.nn.Module, name: str, folder: Path) -> None:
-    """Put the tensors of a checkpoint into an inlay of the same form."""
-    theirs = host.inlays[inlay.load(host, folder, name=f"{name}-theirs")].tensors()
-    ours = host.inlays[name].tensors()
-    assert ours.keys() == theirs.keys()
-    for key, tensor in ours.items():
-        tensor.copy_(theirs[key])
-    inlay.remove(host, f"{name}-theirs")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

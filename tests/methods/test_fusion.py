@@ -20,7 +20,7 @@ import inlay
 from inlay.methods.base import BottleneckForm
 from inlay.methods.bottleneck import Adapter
 from inlay.methods.fusion import Choose, FusionLayer, cheapest_orders, pack
-from tests.host.test_parity import GOLDEN, golden_host, golden_logits, pour
+from tests.checkpoints.foreign.golden import GOLDEN, host_of, logits_of, pour
 from tests.hosts import FAMILIES, batch, classifier, fused_steps, logits, row, shake, spy_on, step_at
 from tests.methods.slow import slow_fusion
 
@@ -179,7 +179,7 @@ def test_every_kind_of_member_on_every_family(family: str, query: str) -> None:
     "case", ["fusion2_dynamic", "fusion2_static", "fusion5_dynamic", "fusion5_static", "fusion3_dynamic"]
 )
 def test_parity_with_adapters(family: str, case: str) -> None:
-    folder, host = GOLDEN / family / case, golden_host(family)
+    folder, host = GOLDEN / family / case, host_of(family)
     members = sorted(p.name for p in folder.iterdir() if p.name.startswith("m") and p.is_dir())
     for member in members:
         factor = json.loads((folder / member / "adapter_config.json").read_text())["config"]["reduction_factor"]
@@ -197,7 +197,7 @@ def test_parity_with_adapters(family: str, case: str) -> None:
     assert len(stored) == len(ours)
     expected = load_file(folder / "expected.safetensors")
     inlay.activate(host, "f")
-    torch.testing.assert_close(golden_logits(host, family), expected["logits"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits_of(host, family), expected["logits"], atol=1e-5, rtol=0)
     inputs = {k: v for k, v in load_file(GOLDEN / family / "inputs.safetensors").items() if k != "bare"}
     seen = inlay.fusion_activations(host, "f", [inputs], per_token=True).by_token[0]
     for layer, site in enumerate(host.inlays["f"].method.sites):

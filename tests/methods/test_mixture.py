@@ -11,7 +11,7 @@ import transformers as hf
 from torch.nn import functional as F
 
 import inlay
-from inlay.compose.mix import distance
+from inlay.compose.consistency import distance
 from inlay.methods.mixture import Alternatives, alternatives
 from tests.hosts import CAUSAL, FAMILIES, SMALL, T5, batch, classifier, logits, shake, shaken, without_dropout
 

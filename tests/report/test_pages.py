@@ -2,7 +2,7 @@
 
 import torch
 
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
 from inlay.report.pages import page
 from inlay.report.plots import confusion, curve, fusion_svg, plot_fusion
 

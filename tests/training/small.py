@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers as hf
@@ -44,9 +45,10 @@ def save_bert(folder: Path, **config: object) -> Path:
     return folder
 
 
-def save_t5(folder: Path) -> Path:
-    """A T5 that can say the labels."""
-    words = [*T5_WORDS, *GOOD, *BAD, *OTHER, "positive", "negative", "own", "sentence:", "sentence1:", "sentence2:"]
+def save_t5(folder: Path, says: tuple[str, ...] = ()) -> Path:
+    """A T5 that can say the labels, and what else it should be able to say."""
+    known = ("positive", "negative", "own", "sentence:", "sentence1:", "sentence2:")
+    words = [*T5_WORDS, *GOOD, *BAD, *OTHER, *known, *says]
     tokenizer = _words(words, "<unk>")
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", 1)]
@@ -83,7 +85,44 @@ def rows(count: int, seed: int = 0) -> list[dict[str, str]]:
     return made
 
 
-def write_rows(path: Path, some: list[dict[str, str]]) -> Path:
+def rows_of(kind: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Toy rows of any kind, all about which words are good and which are bad."""
+    return [_row_of(kind, random.Random(f"{seed} {i}"), i) for i in range(count)]
+
+
+def _row_of(kind: str, chance: random.Random, i: int) -> dict[str, Any]:
+    words = [chance.choice(OTHER) for _ in range(chance.randint(3, 6))]
+    word = chance.choice((GOOD, BAD)[i % 2])
+    if kind == "choice":
+        choices = [chance.choice(BAD) for _ in range(2 + i % 3)]
+        choices[i % len(choices)] = chance.choice(GOOD)
+        return {"text": " ".join(words), "choices": choices, "label": i % len(choices)}
+    if kind == "multilabel":
+        labels = [
+            name
+            for name, some in (("pos", GOOD), ("neg", BAD))
+            if chance.random() < 0.5 and words.append(some[0]) is None
+        ]
+        return {"text": " ".join(words), "labels": labels}
+    at = chance.randrange(len(words))
+    words.insert(at, word)
+    if kind == "tags":
+        words[at + 1 : at + 1] = ["w0"]
+        tags = ["O"] * len(words)
+        name = ("POS", "NEG")[i % 2]
+        tags[at : at + 2] = [f"B-{name}", f"I-{name}"]
+        return {"tokens": words, "tags": tags}
+    if kind == "spans":
+        context, start = " ".join(words), len(" ".join(words[:at])) + bool(at)
+        return {"question": "w1 w2", "context": context, "answers": {"text": [word], "answer_start": [start]}}
+    label: Any = ("positive", "negative")[i % 2] if kind == "classification" else float(i % 2)
+    return {"text": " ".join(words), "label": label}
+
+
+KINDS = ("classification", "regression", "choice", "multilabel", "tags", "spans")
+
+
+def write_rows(path: Path, some: list[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
     return path

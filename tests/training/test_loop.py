@@ -4,23 +4,9 @@ import pytest
 import torch
 
 import inlay
-from inlay.data import Data, prepare
 from inlay.training.loop import TrainingLoop, accelerator_for, rate_at
 from inlay.training.recipe import Recipe, filled
-from inlay.training.workbench import Workbench
-
-
-def ready(small, mode="inlay", seed=0, method=None, members=(), host="bert"):
-    prepared = prepare(Data(train_file=small / "train.jsonl", validation_file=small / "validation.jsonl"))
-    torch.manual_seed(seed)
-    bench = Workbench.open(str(small / host), prepared.task)
-    bench.set_up("own", mode, method=method or inlay.Pfeiffer(reduction=2), members=members)
-    codec = bench.codec(64)
-    return bench.host, codec, codec.encode(prepared.train), codec.encode(prepared.validation)
-
-
-def state(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+from tests.training.ready import ready, state
 
 
 @pytest.mark.parametrize(("mode", "lr"), [("inlay", 3e-2), ("head", 5e-2), ("full", 1e-2)])
@@ -107,7 +93,7 @@ def test_the_papers_rates_are_the_defaults():
     assert filled(Recipe(lr=7.0), "houlsby").lr == 7.0
     plain = {"houlsby": 1e-4, "pfeiffer": 1e-4, "parallel": 1e-4, "bapna": 1e-4}
     small = {"phm": 3e-3, "compacter": 3e-3, "compacter++": 3e-3, "lowrank": 3e-3}
-    others = {"bitfit": 3e-4, "mixture": 4e-4, "lora": 2e-4, "fusion": 5e-5, "head": 1e-3, "full": 2e-5}
+    others = {"bitfit": 3e-4, "lora": 2e-4, "fusion": 5e-5, "head": 1e-3, "full": 2e-5}
     for kind, lr in (plain | small | others).items():
         assert filled(Recipe(), kind).lr == lr, kind
     for kind, lr in (dict.fromkeys(plain, 3e-4) | small | others | {"full": 3e-4}).items():

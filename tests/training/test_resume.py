@@ -23,7 +23,7 @@ from inlay.training.interrupt import Interrupted, Interrupts
 from inlay.training.loop import TrainingLoop
 from inlay.training.objectives import objective_for
 from inlay.training.recipe import Recipe
-from tests.training.test_loop import ready, state
+from tests.training.ready import ready, state
 
 RECIPE = Recipe(
     lr=1e-2, epochs=7, max_steps=40, batch_size=16, accumulate=2, eval_every=9, save_every=20, patience=0, seed=3

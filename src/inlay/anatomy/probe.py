@@ -8,19 +8,16 @@ The inputs and outputs of all modules are recorded, and each layer is solved for
 its input to its output: which outputs h are added to which r. The same addition gives the same bits, so that there is
 no tolerance to choose. A solution counts only if it is the only one, is the same in all layers, and still holds when
 the host runs again with every h changed. Names tell attention from ffn and suggest the projections; those are then
-tried out too. The host itself is never run: a twin shares its weights, and has modules, buffers and hooks of its own.
+tried out too.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,21 +26,21 @@ from transformers.pytorch_utils import Conv1D
 
 from inlay.anatomy.modules import last_word, norm_modules
 from inlay.anatomy.places import Branch, Family, Layers, Projection
+from inlay.anatomy.record import (
+    T_DECODER,
+    B,
+    Call,
+    Known,
+    T,
+    Unsure,
+    first_call,
+    has_decoder,
+    nudge,
+    record,
+    same,
+    tensor_in,
+)
 from inlay.errors import AnatomyError
-
-B, T, T_DECODER = 2, 5, 3
-"""Rows and tokens of the dummy batch; a decoder has fewer, so that what comes from the encoder shows by its length."""
-FLAT = (B * T, B * T_DECODER)
-Rewrite = Callable[[Tensor], Tensor]
-Known = dict[str, dict[str, Branch]]
-
-
-class Unsure(Exception):
-    """Why there is no certain answer; and what is known all the same, by the stack's path and the kind of branch."""
-
-    def __init__(self, reason: str, known: Known | None = None) -> None:
-        super().__init__(reason)
-        self.known = known or {}
 
 
 def probe(host: PreTrainedModel) -> Family:
@@ -60,7 +57,7 @@ def probe(host: PreTrainedModel) -> Family:
 
 def _without_branches(host: PreTrainedModel, why: str) -> Family:
     """Layers and attention projections alone: all that LoRA, trained biases and norms need."""
-    calls = _run(host)
+    calls = record(host)
     stacks = {}
     for name, path in _stacks(host, calls, whole=False).items():
         inner = [call for call in calls if call.path.startswith(f"{path}.0.")]
@@ -86,7 +83,7 @@ def _named_projections(
 
 
 def _probe(host: PreTrainedModel) -> Family:
-    calls = _run(host)
+    calls = record(host)
     paths = _stacks(host, calls)
     solved: dict[str, list[list[Found]]] = {}
     branches: dict[str, dict[str, Branch]] = {path: {} for path in paths.values()}
@@ -100,12 +97,12 @@ def _probe(host: PreTrainedModel) -> Family:
         f"{path}.{index}.{branch.output}"
         for path, layers in solved.items() for index in range(len(layers)) for branch in branches[path].values()
     ]  # fmt: skip
-    nudged = _run(host, dict.fromkeys(outputs, _nudge), last=1)
+    nudged = record(host, dict.fromkeys(outputs, nudge), last=1)
     stacks = {}
     for name, path in paths.items():
         _check_again(path, branches[path], _solve(host, nudged, path))
         attention, ffn = branches[path]["attention"], branches[path]["ffn"]
-        before, after = (_tensor(_first(c, f"{path}.0.{attention.output}").output) for c in (calls, nudged))
+        before, after = (tensor_in(first_call(c, f"{path}.0.{attention.output}").output) for c in (calls, nudged))
         if torch.equal(before[0, 1:], before[1, 1:]):
             raise Unsure(f"no token of {path}.0 attended to the first one", {path: branches[path]})
         causal = torch.equal(before[:, :-1], after[:, :-1])  # another last token, and none before it noticed
@@ -118,131 +115,6 @@ def _not_norms(host: PreTrainedModel, calls: list[Call]) -> tuple[str, ...]:
     """Norms that see no rows of the batch: DeBERTa's norm of relative positions."""
     on_rows = {call.path for call in calls if call.on_rows}
     return tuple(path for path in norm_modules(host.base_model) if path not in on_rows)
-
-
-# ── running ──
-
-
-@dataclass
-class Call:
-    """One call of one module. Of its tensors those of shape (B, T, …) are kept: copies, as hosts may add in place."""
-
-    path: str
-    module: nn.Module
-    start: int
-    inputs: tuple[Tensor | None, ...]
-    """Positional, then by name: as a site counts them."""
-    on_rows: bool
-    """Some input has one entry per row of the batch."""
-    end: int = -1
-    output: Tensor | None = None
-    plain: bool = False
-    """The output is a tensor and nothing else, so that a hook can change it."""
-
-    @property
-    def is_norm(self) -> bool:
-        simple = len(self.inputs) == 1 and not any(True for _ in self.module.children())
-        return simple and "norm" in type(self.module).__name__.lower()
-
-
-class Enough(Exception):
-    """All that was asked for has been seen."""
-
-
-def _run(
-    host: PreTrainedModel, changes: Mapping[str, Rewrite] | None = None, last: int = 0, until: str = ""
-) -> list[Call]:
-    """Run a twin of the base model, up to a module, and record every call.
-
-    changes: what to make of the outputs of modules. last: 1 for another last token.
-    """
-    if any(p.is_meta for p in host.parameters()):
-        raise Unsure(
-            "its weights are on the meta device, so that it cannot be run. Load them first; "
-            "and to count parameters, give inlay.count the loaded host instead of a config"
-        )
-    calls: list[Call] = []
-    inside: list[Call] = []
-    clock = itertools.count()
-
-    def enter(path: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        rows = any(isinstance(x, Tensor) and x.dim() > 1 and x.shape[0] in (B, *FLAT) for x in inputs)
-        inside.append(Call(path, module, next(clock), tuple(map(_kept, inputs)), rows))
-        calls.append(inside[-1])
-
-    def leave(path: str, output: Any) -> Any:
-        if changes and path in changes:
-            output = changes[path](output)
-        call = inside.pop()
-        call.plain = isinstance(output, Tensor)
-        call.output = _kept(output[0] if isinstance(output, (tuple, list)) and output else output)
-        call.end = next(clock)
-        if path == until:
-            raise Enough
-        return output
-
-    try:
-        twin = copy.deepcopy(host.base_model, {id(p): p for p in host.parameters()}).eval()
-        for path, module in twin.named_modules():
-            module._forward_pre_hooks.clear()  # what others hooked on is not the host's anatomy
-            module._forward_hooks.clear()
-            module.register_forward_pre_hook(lambda m, a, k, p=path: enter(p, m, (*a, *k.values())), with_kwargs=True)
-            module.register_forward_hook(lambda m, a, out, p=path: leave(p, out))
-        devices = sorted({p.device.index for p in host.parameters() if p.is_cuda})
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            twin(**_tokens(host, last))
-    except Enough:
-        pass
-    except Exception as error:
-        raise Unsure(f"it could not be run on {B}x{T} dummy tokens ({type(error).__name__}: {error})") from error
-    return calls
-
-
-def _tokens(host: PreTrainedModel, last: int) -> dict[str, Tensor]:
-    embeddings = host.get_input_embeddings().weight
-    assert isinstance(embeddings, Tensor)
-
-    def ids(length: int) -> Tensor:
-        some = torch.arange(length) + embeddings.shape[0] // 2  # far from the special tokens at either end
-        some[-1] += last
-        rows = some.repeat(B, 1)
-        rows[1, 0] += length + 1  # another first token, to see who attends to it
-        return (rows % embeddings.shape[0]).to(embeddings.device)
-
-    return {"input_ids": ids(T)} | ({"decoder_input_ids": ids(T_DECODER)} if _has_decoder(host) else {})
-
-
-def _has_decoder(host: PreTrainedModel) -> bool:
-    inputs = inspect.signature(host.base_model.forward).parameters
-    return getattr(host.config, "is_encoder_decoder", False) and "decoder_input_ids" in inputs
-
-
-def _kept(value: Any) -> Tensor | None:
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return None
-    if value.dim() == 2 and value.shape[0] in FLAT:  # OPT lays rows and tokens together in its ffn
-        value = value.unflatten(0, (B, -1))
-    return value.detach().clone() if value.dim() == 3 and value.shape[0] == B else None
-
-
-def _nudge(h: Tensor) -> Tensor:
-    """Another h at the last token; the others stay, to see whether they depend on it."""
-    tokens = h.reshape(B, -1, h.shape[-1]).clone()
-    tokens[:, -1] += tokens[:, -1].roll(1, -1)
-    return tokens.view_as(h)
-
-
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is not None and b is not None and a.shape == b.shape and bool((a == b).all())
-
-
-def _first(calls: list[Call], path: str) -> Call:
-    return next(call for call in calls if call.path == path)
-
-
-def _tensor(value: Tensor | None) -> Tensor:
-    assert value is not None
-    return value
 
 
 # ── the stacks of layers ──
@@ -266,7 +138,7 @@ def _stacks(host: PreTrainedModel, calls: list[Call], whole: bool = True) -> dic
     size = {p: len(layers) for p, layers in _lists(host).items() if all(count[f"{p}.{i}"] for i in range(len(layers)))}
     width = host.config.get_text_config().hidden_size
     stacks = {}
-    for part in ("encoder", "decoder") if _has_decoder(host) else ("",):
+    for part in ("encoder", "decoder") if has_decoder(host) else ("",):
         longest = max((n for p, n in size.items() if p.startswith(part)), default=0)
         found = [p for p, n in size.items() if p.startswith(part) and n == longest]
         if len(found) != 1:
@@ -279,7 +151,7 @@ def _stacks(host: PreTrainedModel, calls: list[Call], whole: bool = True) -> dic
                 f"{type(host).__name__} runs one layer's weights several times ({path}), so an inlay could not tell "
                 f"its layers apart. Hosts whose layers have their own weights work, such as bert or electra."
             )
-        layer = _first(calls, f"{path}.0")
+        layer = first_call(calls, f"{path}.0")
         if whole and any(x is None or x.shape[-1] != width for x in (*layer.inputs[:1], layer.output)):
             raise Unsure(f"the layers of {path} do not take and give hidden states (rows, tokens, {width})", {path: {}})
     return stacks
@@ -316,11 +188,11 @@ def _solve(host: PreTrainedModel, calls: list[Call], path: str) -> list[list[Fou
     layers = []
     for name, _ in host.base_model.get_submodule(path).named_children():
         prefix = f"{path}.{name}"
-        layer = _first(calls, prefix)
+        layer = first_call(calls, prefix)
         inner = [replace(c, path=c.path.removeprefix(f"{prefix}.")) for c in calls if c.path.startswith(f"{prefix}.")]
         count = Counter(call.path for call in inner)
         once = [call for call in inner if count[call.path] == 1]  # a module called twice is no place for a hook
-        ways = list(_ways(_tensor(layer.inputs[0]), -1, (), once, _tensor(layer.output)))
+        ways = list(_ways(tensor_in(layer.inputs[0]), -1, (), once, tensor_in(layer.output)))
         whole = [sums for sums, arrived in ways if arrived]
         if len(whole) != 1:
             known = _branches(max((sums for sums, _ in ways), key=len), inner, once)
@@ -337,23 +209,23 @@ def _ways(
     s: Tensor, now: int, sums: tuple[Sum, ...], calls: list[Call], goal: Tensor
 ) -> Iterator[tuple[tuple[Sum, ...], bool]]:
     """Every way of the residual stream on from s, and whether it arrives at the layer's output."""
-    arrived = bool(sums) and _same(s, goal)
+    arrived = bool(sums) and same(s, goal)
     yield sums, arrived
     if arrived:
         return
     for norm in calls:
-        if norm.is_norm and norm.plain and norm.start > now and _same(norm.inputs[0], s):
+        if norm.is_norm and norm.plain and norm.start > now and same(norm.inputs[0], s):
             after = (*sums[:-1], replace(sums[-1], norm=sums[-1].norm or norm.path)) if sums else ()
-            yield from _ways(_tensor(norm.output), norm.end, after, calls, goal)
+            yield from _ways(tensor_in(norm.output), norm.end, after, calls, goal)
     later = _distinct([c for c in calls if c.plain and c.end > now], s.shape)
     alone = False
     for end, h in later:
         t = s + h
-        if _same(t, goal) or any(_same(t, x) for c in calls if c.start > end for x in c.inputs):
+        if same(t, goal) or any(same(t, x) for c in calls if c.start > end for x in c.inputs):
             alone = True
             yield from _ways(t, end, (*sums, Sum(s, (h,))), calls, goal)
     for (_, a), (_, b) in itertools.combinations(later, 2) if not alone else ():
-        if any(_same(t, goal) for t in ((a + b) + s, (a + s) + b, (b + s) + a)):  # each order rounds in its own way
+        if any(same(t, goal) for t in ((a + b) + s, (a + s) + b, (b + s) + a)):  # each order rounds in its own way
             yield (*sums, Sum(s, (a, b))), True
 
 
@@ -362,14 +234,14 @@ def _distinct(calls: list[Call], shape: torch.Size) -> list[tuple[int, Tensor]]:
     found: list[tuple[int, Tensor]] = []
     for call in sorted(calls, key=lambda c: c.end):
         h = call.output
-        if h is not None and h.shape == shape and bool(h.any()) and not any(_same(h, other) for _, other in found):
+        if h is not None and h.shape == shape and bool(h.any()) and not any(same(h, other) for _, other in found):
             found.append((call.end, h))
     return found
 
 
 def _branches(sums: tuple[Sum, ...], inner: list[Call], once: list[Call]) -> list[Found]:
     def giving(h: Tensor | None) -> list[Call]:
-        return sorted((call for call in once if call.plain and _same(call.output, h)), key=lambda c: c.end)
+        return sorted((call for call in once if call.plain and same(call.output, h)), key=lambda c: c.end)
 
     chains = []
     for total in sums:
@@ -382,9 +254,9 @@ def _branches(sums: tuple[Sum, ...], inner: list[Call], once: list[Call]) -> lis
     for total, chain in sorted(chains, key=lambda item: item[1][-1].end):
         window = [call for call in inner if since < call.start < chain[-1].end]
         since = chain[-1].end
-        seen = [(c, i) for c in once if c.start < chain[0].end for i, x in enumerate(c.inputs) if _same(x, total.r)]
+        seen = [(c, i) for c in once if c.start < chain[0].end for i, x in enumerate(c.inputs) if same(x, total.r)]
         seen.sort(key=lambda at: (len(at[0].inputs), at[1], at[0].start))  # an only input cannot change its place
-        kind = _kind(window, _tensor(chain[-1].output))
+        kind = _kind(window, tensor_in(chain[-1].output))
         found.append(Found(kind, [c.path for c in chain], [(c.path, i) for c, i in seen], total.norm, window))
     return found
 
@@ -458,7 +330,7 @@ def _projections(
             if found in layers[0]:
                 new |= {role: [p] for role, p in _qkv(host, calls, f"{path}.0.", linear, last[0]).items()}
             new = {f"cross_{role}" if found.kind == "cross" else role: p for role, p in new.items()}
-        elif first and all(_same(x, first[0]) for x in first):
+        elif first and all(same(x, first[0]) for x in first):
             new["ffn_in"] = [Projection(name) for name in linear]
         for role, projections in new.items():
             roles.setdefault(role, {}).update(dict.fromkeys(projections))
@@ -499,10 +371,10 @@ def _attends(host: PreTrainedModel, calls: list[Call], layer: str, guess: Mappin
         return y
 
     changes = {layer + p.path: (lambda y, path=p.path: change(path, y)) for p in guess.values()}
-    before, after = (_first(c, layer + o).inputs[0] for c in (calls, _run(host, changes, until=layer + o)))
+    before, after = (first_call(c, layer + o).inputs[0] for c in (calls, record(host, changes, until=layer + o)))
     if before is None or after is None or not bool(before.any()):
         return False
-    return _same(2 * before[:, 1:], after[:, 1:])
+    return same(2 * before[:, 1:], after[:, 1:])
 
 
 # ── when it is not certain ──
@@ -518,7 +390,7 @@ def _explain(host: PreTrainedModel, reason: str, known: Known) -> str:
         lines += [f"    {name:<40} {type(module).__name__}" for name, module in layer.named_modules() if name]
     lines.append("Fill in each ? and call this before anything else (stack: 'decoder' if causal; norm: '' if pre-LN):")
     lines.append(f"inlay.register_family({host.config.get_text_config().model_type!r}, inlay.Family({{")
-    both = _has_decoder(host)
+    both = has_decoder(host)
     for path in lists if both or len(lists) == 1 else ["?"]:
         stack = next((part for part in ("encoder", "decoder") if both and path.startswith(part)), "?")
         lines.append(f"    {stack!r}: inlay.Layers(\n        {path!r},")

@@ -5,26 +5,35 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import safetensors.torch
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from inlay.checkpoints.foreign.adapterhub import write as adapterhub
 from inlay.checkpoints.foreign.adapterhub.heads import CONFIG as HEAD
 from inlay.checkpoints.foreign.adapterhub.read import ADAPTER, FUSION
-from inlay.checkpoints.foreign.files import Folder
+from inlay.checkpoints.foreign.files import Files, Folder
 from inlay.checkpoints.foreign.peft import write as peft
 from inlay.errors import ConfigError, InlayError, nearest
-from inlay.host.registry import Inlay
+from inlay.host.registry import Inlay, Inlays
 from inlay.host.verbs import bare, inlays_of
 from inlay.methods import Mixture
 from inlay.storage.folders import replacing
 
-FORMATS: dict[str, ModuleType] = {"peft": peft, "adapterhub": adapterhub}
+
+class Format(NamedTuple):
+    """How inlays are written in the format of another library."""
+
+    write: Callable[[PreTrainedModel, Inlays, Inlay], Files]
+    read_back: Callable[[PreTrainedModel, Inlays, Inlay, Folder], Inlay]
+
+
+FORMATS = {"peft": Format(peft.write, peft.read_back), "adapterhub": Format(adapterhub.write, adapterhub.read_back)}
 KNOWN_BY = (ADAPTER[0], FUSION[0], HEAD)
 ONLY_IN_TRAINING = {"before_dropout": False, "drop_first": 0, "subset": None}
 """Settings that act only in training and that neither format can store, with the value at which they do nothing."""
@@ -57,13 +66,13 @@ def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Lit
                 (temporary / file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
             else:
                 safetensors.torch.save_file(content, temporary / file, metadata={"format": "pt"})
-        with torch.random.fork_rng(devices=[]):  # building it again takes nothing from the run's random numbers
+        with torch.random.fork_rng(devices=[]):  # the run's random numbers stay as they are
             _same(inlay, library.read_back(model, inlays, inlay, Folder(temporary)))
     return Path(os.path.abspath(path))
 
 
 def _same(inlay: Inlay, again: Inlay) -> None:
-    """Every tensor that both have is the same to rounding: in peft a bias is a value, and here a difference."""
+    """Refuse what was not read back the same, up to rounding: a bias is a value in peft and a difference here."""
     mine, theirs = inlay.tensors(), again.tensors()
     near = {key: 8 * torch.finfo(tensor.dtype).eps for key, tensor in mine.items() if key in theirs}
     differ = [key for key, atol in near.items() if not torch.allclose(mine[key], theirs[key], rtol=0, atol=atol)]

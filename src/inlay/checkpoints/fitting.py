@@ -1,4 +1,4 @@
-"""What does not fit: host, members and tensors of a saved inlay against those at hand."""
+"""Whether a saved inlay fits: its host, members and tensors are compared with those that are there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def copy_into(inlay: Inlay, tensors: dict[str, Tensor]) -> None:
 
 
 def describe_host(host: PreTrainedModel, anatomy: Anatomy) -> dict[str, Any]:
-    """What an inlay has to find again in the host it is loaded into."""
+    """What has to be the same in a host that the inlay is loaded into, and the host's name."""
     config = host.config.get_text_config()
     return {
         "family": anatomy.family,
@@ -83,7 +83,7 @@ def host_mismatches(saved: dict[str, Any], here: dict[str, Any], any_host: bool 
 
 
 def names_here(saved: dict[str, str], inlays: Inlays) -> dict[str, str]:
-    """Each member's name on this host, where it may have another one: it is known by its weights."""
+    """Each member's name on this host. It may have been renamed; then its weights identify it."""
     found = {m: m for m, wanted in saved.items() if m in inlays and identity(inlays[m]) == wanted}
     if len(found) < len(saved):
         others = {identity(inlay): inlay.name for inlay in inlays if inlay.name not in found}
@@ -97,14 +97,14 @@ def member_mismatches(saved: dict[str, str], inlays: Inlays, any_members: bool) 
     if not any_members:
         problems += [
             f"its member {member!r} is not the one it was trained with: the weights differ "
-            f"(any_members=True loads all the same)"
+            f"(any_members=True loads it anyway)"
             for member, wanted in saved.items() if member in inlays and identity(inlays[member]) != wanted
         ]  # fmt: skip
     return problems
 
 
 def identity(inlay: Inlay) -> str:
-    """By what a fusion knows a member again: the fingerprint of its file while it has not changed since, or its own."""
+    """What identifies a member: the fingerprint of the file it came from, or its own if it has changed since."""
     now = fingerprint(inlay.tensors())
     return inlay.origin[0] if inlay.origin is not None and inlay.origin[1] == now else now
 

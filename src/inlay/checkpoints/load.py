@@ -1,4 +1,4 @@
-"""Load any folder that is known here: one list of readers, asked in turn."""
+"""Load a folder of Inlay or of another library: each reader is asked in turn whether it knows the folder."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from inlay.checkpoints.foreign.files import Folder
 from inlay.checkpoints.foreign.peft import read as peft
 from inlay.checkpoints.manifest import MANIFEST
 from inlay.checkpoints.ours import load_ours
-from inlay.host.setup import Setup
-from inlay.host.verbs import bare
+from inlay.host.setup import Setup, names_in
+from inlay.host.verbs import bare, inlays_of
 from inlay.storage.folders import reading
 
 Reader = Callable[[PreTrainedModel, Folder, str | None, bool], str | Setup]
-"""(host, folder, name, pickled) → what to activate."""
+"""(host, folder, name, pickled) → the name or setup to activate."""
 FOREIGN: tuple[Callable[[Folder], Reader | None], ...] = (peft.reader_of, adapterhub.reader_of)
-"""Each looks at a folder's files and gives what reads it, or None."""
+"""Each looks at a folder's files and returns the reader for it, or None."""
 
 
 def load(
     host: nn.Module, path: str | os.PathLike[str], *,
-    name: str | None = None, any_members: bool = False, any_host: bool = False, pickled: bool = False,
+    name: str | None = None, head: bool = True, any_members: bool = False, any_host: bool = False,
+    pickled: bool = False,
 ) -> str | Setup:  # fmt: skip
-    """Set a saved inlay into a host, under its own or another name; returns the name. All mismatches come at once.
+    """Set a saved inlay into a host, under its own or another name; returns the name. One error lists all mismatches.
 
     Folders of `adapters` and `peft` are known by their files and read too; a whole setup of `adapters` returns the
     setup to activate instead of a name.
+    head:        False leaves the saved head away, as for a member of a fusion: any kind of task then fits this host.
     any_members: a fusion needs its members on the host, and the very ones it was trained with unless this is set.
     any_host:    load also into a host of the same form whose weights are not those that it was trained on.
     pickled:     also read the `.bin` files of those libraries, as tensors only: nothing in them is executed.
@@ -43,5 +45,15 @@ def load(
             foreign = Folder(folder)
             for reader_of in FOREIGN:
                 if (read := reader_of(foreign)) is not None:
-                    return read(model, foreign, name, pickled)
-        return load_ours(model, folder, name, any_members, any_host)
+                    found = read(model, foreign, name, pickled)
+                    return found if head else _without_heads(model, found)
+        return load_ours(model, folder, name, any_members, any_host, head)
+
+
+def _without_heads(host: PreTrainedModel, found: str | Setup) -> str | Setup:
+    """What was just loaded, without its heads."""
+    inlays = inlays_of(host)
+    for name in names_in(found):
+        inlays[name].drop_head()
+    inlays.unhook_unneeded()
+    return found

@@ -1,4 +1,4 @@
-"""inlay.json: what a saved inlay says of itself, checked for form, format and its own digest."""
+"""inlay.json: the description of a saved inlay, and the checks of its fields, format and digest."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def manifest_in(folder: Path) -> Manifest:
 
 
 def digest_of(manifest: dict[str, Any]) -> str:
-    """The digest of a manifest without its own digest."""
+    """The digest of everything in a manifest except the digest itself."""
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 

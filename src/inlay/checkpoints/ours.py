@@ -1,10 +1,10 @@
-"""Save and load: a folder of JSON and safetensors that proves itself whole before anything on the host is changed.
+"""Save and load: a folder of JSON and safetensors, which is verified before anything on the host changes.
 
     <folder>/inlay.json            what it is: format, method, host, head, labels, versions, digests
              weights.safetensors   <place>.<parameter>, shared.<parameter>
              README.md             a model card for people; not read back
 
-`folders.py` writes it whole or not at all.
+`inlay.storage.folders` writes it whole or not at all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from inlay.anatomy.modules import last_linear
+from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.card import card
 from inlay.checkpoints.fitting import (
     copy_into,
@@ -36,7 +38,7 @@ from inlay.checkpoints.fitting import (
 )
 from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest, digest_of, manifest_in
 from inlay.errors import CheckpointError, InlayError
-from inlay.host.heads import Head
+from inlay.host.heads import CHOICE, Head
 from inlay.host.registry import Inlay
 from inlay.host.verbs import bare, free_name, inlays_of, registering
 from inlay.methods.base import method_from
@@ -79,9 +81,18 @@ def save(
     return write(Path(path), manifest, tensors, card(manifest, tensors))
 
 
-def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members: bool, any_host: bool = False) -> str:
-    """Set a saved inlay into a host; returns its name."""
+def load_ours(
+    host: PreTrainedModel, folder: Path, name: str | None,
+    any_members: bool = False, any_host: bool = False, with_head: bool = True,
+) -> str:  # fmt: skip
+    """Set a saved inlay into a host, with or without its head; returns its name."""
     manifest, tensors = read(folder)
+    whole = fingerprint(tensors)
+    if not with_head:
+        manifest = manifest.model_copy(update={"head": None})
+        tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith("head.")}
+        if not tensors:
+            raise CheckpointError(f"{folder} is nothing but a head, so nothing is left without it.")
     name = manifest.name if name is None else name
     free_name(host, name)
     with registering(host) as inlays, torch.random.fork_rng(devices=[]):
@@ -90,7 +101,7 @@ def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members
         members = {here[member]: wanted for member, wanted in manifest.members.items()}
         problems += member_mismatches(members, inlays, any_members)
         try:
-            head = None if manifest.head is None else Head(**manifest.head)
+            head = None if manifest.head is None else _head(manifest.head, tensors, host, inlays.anatomy)
             method = method_from(manifest.method)
             if set(method.needs) != set(manifest.members):
                 problems.append("its settings and its manifest name different members")
@@ -107,13 +118,25 @@ def load_ours(host: PreTrainedModel, folder: Path, name: str | None, any_members
             raise misfit(folder, problems)
         inlay = Inlay(name, method, head, manifest.norms).fill(host, inlays.anatomy)
         copy_into(inlay, tensors)
-        inlay.origin = fingerprint(tensors), fingerprint(inlay.tensors())
+        inlay.origin = whole, fingerprint(inlay.tensors())
         inlays.admit(host, inlay)
     return name
 
 
+def _head(saved: dict[str, Any], tensors: dict[str, Tensor], host: PreTrainedModel, anatomy: Anatomy) -> Head:
+    """The saved head. Choice heads once left their outputs to the host's class, which is another one now."""
+    head = Head(**saved)
+    if head.pooling is None or head.names is not None or not anatomy.head:
+        return head
+    outputs = [tensor.shape[0] for key, tensor in tensors.items() if key.startswith("head.") and tensor.dim() == 2]
+    own = last_linear(host.get_submodule(anatomy.head[-1]))
+    if outputs and own is not None and outputs[-1:] == [1] and own[1].out_features != 1:
+        return head.model_copy(update={"labels": CHOICE})
+    return head
+
+
 def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], text: str) -> Path:
-    """The folder, complete on disk before it has its name."""
+    """Write the folder; it is complete on disk before it gets its name."""
     with replacing(folder, (MANIFEST,)) as temporary:
         (temporary / CARD).write_text(text, encoding="utf-8")
         safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
@@ -124,7 +147,7 @@ def write(folder: Path, manifest: dict[str, Any], tensors: dict[str, Tensor], te
 
 
 def read(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
-    """Manifest and tensors of a folder, both proven unaltered."""
+    """Manifest and tensors of a folder, both verified by their digests."""
     manifest = manifest_in(folder)
     problems = []
     for file, digest in manifest.files.items():

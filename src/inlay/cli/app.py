@@ -27,7 +27,7 @@ VERBS = {
     "export": "Write an inlay in the format of peft or adapters.",
     "import": "Read a checkpoint of adapters or peft.",
     "params": "Count the parameters that a method would train on a host.",
-    "ls": "List methods, tasks, families or runs.",
+    "ls": "List methods, tasks, recipes, families or runs.",
     "validate": "Check a config and its rows, and estimate the cost of training.",
     "demo": "Train, fuse and compare on real data, in minutes.",
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +14,6 @@ from inlay.cli.flags import (
     json_flag,
     label_flag,
     pair_flag,
-    path_argument,
     quiet_flag,
     text_flag,
     threads_flag,
@@ -22,45 +23,69 @@ from inlay.cli.output import columns, tell
 
 HELP = """Measure a run or an inlay on a split of its task, or on a file.
 
+Several runs give a matrix: each row is the state after a run, each column a task, so that it shows what training in
+stages forgets.
+
 \b
 Examples:
   inlay eval runs/rte
   inlay eval runs/rte --split validation --json
   inlay eval runs/rte --file more.jsonl
+  inlay eval runs/mixture --routing ensemble --mean probabilities
+  inlay eval runs/mnli runs/rte-after-mnli
   inlay eval runs/mine --file others.csv --text comment --label rating
 """
 
 
 def work(
-    path: Path,
-    split: str | None,
-    file: Path | None,
-    data_dir: Path | None,
-    text: str | None,
-    pair: str | None,
-    label: str | None,
-    eval_rows: int | None,
-    host: str | None,
-    any_host: bool,
-    trust_remote_code: bool,
-    threads: int | None,
-    as_json: bool,
-    quiet: bool,
+    paths: tuple[Path, ...], split: str | None, threads: int | None, as_json: bool, quiet: bool, **one: Any
 ) -> None:
-    from inlay.runs.train import Allowed
-    from inlay.runs.use import open_for_use
-    from inlay.training.progress import watcher
     from inlay.training.threads import use_threads
 
     use_threads(threads)
+    given = [f"--{name.replace('_', '-')}" for name, value in one.items() if value not in (None, False)]
+    if len(paths) > 1 and given:
+        raise click.UsageError(f"{', '.join(given)} can be given for one run only, not for a matrix of several.")
+    if one["routing"] != "ensemble" and (one["passes"] is not None or one["mean"] is not None):
+        raise click.UsageError("--passes and --mean belong to --routing ensemble.")
+    if len(paths) > 1:
+        _tell_matrix(paths, split, as_json)
+    else:
+        _tell_one(paths[0], split, as_json, quiet, **one)
+
+
+def _tell_matrix(paths: tuple[Path, ...], split: str | None, as_json: bool) -> None:
+    from inlay.runs.matrix import matrix
+
+    found = matrix(paths, split)
+    metrics = [next(iter(cell)) for cell in found.scores[0]]
+    header = ("", *(f"{task} ({metric})" for task, metric in zip(found.tasks, metrics, strict=True)))
+    tell(columns(found.rows(), header), found.facts(), as_json)
+
+
+def _tell_one(
+    path: Path, split: str | None, as_json: bool, quiet: bool, *, file: Path | None, data_dir: Path | None,
+    text: str | None, pair: str | None, label: str | None, eval_rows: int | None, host: str | None, any_host: bool,
+    trust_remote_code: bool, answering: Any, routing: Any, passes: int | None, mean: Any,
+) -> None:  # fmt: skip
+    from inlay.runs.train import Allowed
+    from inlay.runs.use import open_for_use
+    from inlay.training.evaluate import Route
+    from inlay.training.progress import watcher
+
     opened = open_for_use(path, host, Allowed(any_host, trust_remote_code)).reading(text=text, pair=pair, label=label)
+    if answering is not None:
+        opened = replace(opened, codec=replace(opened.codec, answering=answering))
+    codec = opened.codec
     source, rows = opened.rows(split, file, data_dir)
     rows = rows[:eval_rows]
-    encoded = opened.codec.encode(rows)
-    scores = opened.codec.measure(encoded, opened.answers(encoded, watcher(quiet)))
+    encoded = codec.encode(rows)
+    way = {"routing": routing, "passes": passes, "mean": mean}
+    route = Route(**{name: value for name, value in way.items() if value is not None})
+    scores = codec.measure(encoded, opened.answers(encoded, watcher(quiet), route))
     facts = {
         "path": str(path),
-        "task": opened.codec.task.name,
+        "task": codec.task.name,
         "rows": len(rows),
         "source": source,
         "scores": scores,
@@ -73,13 +98,27 @@ command = click.Command(
     callback=work,
     help=HELP,
     params=[
-        path_argument,
+        click.Argument(["paths"], nargs=-1, required=True, type=click.Path(path_type=Path)),
         click.Option(
             ["--split"],
-            type=click.Choice(["train", "validation", "test"]),
+            type=click.Choice(["train", "validation", "test", "mismatched"]),
             help="The split to measure; by default test, or validation if there are no test rows.",
         ),
         click.Option(["--file"], type=click.Path(path_type=Path), help="Measure on your own labelled rows instead."),
+        click.Option(
+            ["--answering"],
+            type=click.Choice(["generation", "ranking"]),
+            help="Hosts that answer in text: let them write, or rank the labels; by default as the run does.",
+        ),
+        click.Option(
+            ["--routing"],
+            type=click.Choice(["merged", "random", "first", "ensemble"]),
+            help="A mixture: the mean of its modules (the default), random ones, the first, or several random passes.",
+        ),
+        click.Option(["--passes"], type=click.IntRange(min=1), help="An ensemble's passes. [4]"),
+        click.Option(
+            ["--mean"], type=click.Choice(["logits", "probabilities"]), help="What an ensemble averages. [logits]"
+        ),
         click.Option(["--data-dir"], type=click.Path(path_type=Path), help="A folder with <task>/<split>.jsonl.gz."),
         text_flag,
         pair_flag,

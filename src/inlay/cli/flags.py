@@ -12,6 +12,7 @@ import click
 
 from inlay.config import Config
 from inlay.runs.folder import read_settings
+from inlay.runs.settings import OTHER_NAMES
 
 json_flag = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON instead of text.")
 quiet_flag = click.Option(["--quiet"], is_flag=True, help="Show no progress.")
@@ -35,6 +36,9 @@ config_flag = click.Option(
     type=click.Path(path_type=Path),
     help="A YAML file of settings, named as the flags are; flags win.",
 )
+
+SPELT = {field: name for name, field in OTHER_NAMES.items()}
+"""Fields whose flag has another name."""
 
 
 class _Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -70,11 +74,15 @@ def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[clic
             )
         shown = f" [{default}]" if default is not None else ""
         made.append(
-            click.Option(
-                [f"--{name.replace('_', '-')}", name], type=kind, multiple=several, default=None, help=text + shown
-            )
+            click.Option([_flag(name, kind), name], type=kind, multiple=several, default=None, help=text + shown)
         )
     return made
+
+
+def _flag(name: str, kind: Any) -> str:
+    """--name, or --name/--no-name for what is on or off."""
+    flag = SPELT.get(name, name).replace("_", "-")
+    return f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
 
 
 def merged(config: Path | None, given: dict[str, Any]) -> dict[str, Any]:

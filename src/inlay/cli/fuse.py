@@ -20,6 +20,9 @@ Example:
   inlay fuse runs/mnli runs/qqp runs/rte --task rte --out runs/rte-fused
 """
 
+OF_INLAYS = {"members", "mode", "method", "options", "start", "consistency", "consistency_detach"}
+"""Settings that are no flags here: the members are arguments, the rest belongs to single inlays."""
+
 
 def work(
     config: Path | None,
@@ -56,7 +59,6 @@ command = click.Command(
     "fuse", callback=work, help=HELP,
     params=[
         click.Argument(["members"], nargs=-1, required=True, type=click.Path(path_type=Path)),
-        config_flag, *flags(Settings, leave_out={"members", "mode", "method", "options"}), any_host_flag, trust_flag,
-        json_flag, quiet_flag,
+        config_flag, *flags(Settings, leave_out=OF_INLAYS), any_host_flag, trust_flag, json_flag, quiet_flag,
     ],
 )  # fmt: skip

@@ -11,24 +11,36 @@ from inlay.cli.flags import json_flag
 from inlay.cli.output import columns, shown, tell
 
 if TYPE_CHECKING:
+    from inlay.compose.activations import FusionActivations
     from inlay.runs.folder import Run
 
-HELP = """Show what a run or an inlay is: its settings, counts, scores and curve; a fusion's heat map as a picture.
+HELP = """Show what a run or an inlay is: its settings, counts, scores and curve; heat maps of fusions as a picture.
+
+Several fusions are drawn in one picture, targets × members.
 
 \b
 Examples:
   inlay inspect runs/rte
   inlay inspect runs/rte-fused --picture heat
+  inlay inspect runs/rte-fused runs/cb-fused runs/mrpc-fused --picture heat --layer all
 """
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def work(path: Path, picture: Path | None, as_json: bool) -> None:
-    facts = _run(path) if (path / "run.json").is_file() else _inlay(path)
+def work(paths: tuple[Path, ...], picture: Path | None, layer: str | None, as_json: bool) -> None:
+    if layer is not None and picture is None:
+        raise click.UsageError("--layer says what to draw; give --picture as well.")
+    found = [_run(path) if (path / "run.json").is_file() else _inlay(path) for path in paths]
     if picture is not None:
-        facts["pictures"] = _draw_fusion(path, picture)
-    told = {name: _sparkline(value) if name == "curve" else shown(value) for name, value in facts.items()}
-    tell(columns([(name.replace("_", " "), text) for name, text in told.items()]), facts, as_json)
+        pictures = _draw_fusions(paths, picture, layer)
+        for facts in found:
+            facts["pictures"] = pictures
+    text = "\n\n".join(columns([(name.replace("_", " "), told) for name, told in _told(facts)]) for facts in found)
+    tell(text, found[0] if len(found) == 1 else found, as_json)
+
+
+def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(name, _sparkline(value) if name == "curve" else shown(value)) for name, value in facts.items()]
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -77,17 +89,24 @@ def _inlay(path: Path) -> dict[str, Any]:
     return kept | {"tensors": len(tensors), "parameters": count, "bytes": size}
 
 
-def _draw_fusion(path: Path, picture: Path) -> list[str]:
-    from inlay.errors import SetupError
+def _draw_fusions(paths: tuple[Path, ...], picture: Path, layer: str | None) -> list[str]:
+    """One fusion by layers, or several by targets; members go by their names, so the same inlay is one column."""
     from inlay.report.plots import plot_fusion
+
+    seen = {path.absolute().name: _attention(path) for path in paths}
+    drawn = seen if len(seen) > 1 or layer is not None else next(iter(seen.values()))
+    return [str(file) for file in plot_fusion(drawn, picture.with_suffix(""), layer=layer)]
+
+
+def _attention(path: Path) -> FusionActivations:
+    from inlay.errors import SetupError
     from inlay.runs.use import open_for_use
     from inlay.training.evaluate import attention_on
 
     opened = open_for_use(path)
     if opened.name is None:
         raise SetupError(f"{path} has no fusion, so there is no heat map of it.")
-    seen = attention_on(opened.host, opened.name, opened.codec.encode(opened.rows("validation", None)[1]))
-    return [str(file) for file in plot_fusion(seen, picture.with_suffix(""))]
+    return attention_on(opened.host, opened.name, opened.codec.encode(opened.rows("validation", None)[1]))
 
 
 def _sparkline(values: list[float]) -> str:
@@ -101,10 +120,11 @@ command = click.Command(
     callback=work,
     help=HELP,
     params=[
-        click.Argument(["path"], type=click.Path(path_type=Path, exists=True)),
+        click.Argument(["paths"], nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)),
         click.Option(
             ["--picture"], type=click.Path(path_type=Path), help="Draw a fusion's heat map here, as .png and .svg."
         ),
+        click.Option(["--layer"], help="Draw targets × members in this layer, or in every one: all."),
         json_flag,
     ],
 )

@@ -14,7 +14,7 @@ from inlay.cli.output import columns, tell
 if TYPE_CHECKING:
     from inlay.runs.folder import Run
 
-HELP = """List methods, tasks, families or runs.
+HELP = """List methods, tasks, recipes, families or runs.
 
 \b
 Examples:
@@ -31,6 +31,7 @@ def work(what: str | None, folder: Path, as_json: bool) -> None:
     listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "methods": _methods,
         "tasks": _tasks,
+        "recipes": _recipes,
         "families": _families,
         "runs": lambda: _runs(folder),
     }
@@ -60,6 +61,12 @@ def _tasks() -> list[dict[str, Any]]:
         {"task": t.name, "kind": t.kind, "metric": t.main, "from": t.hub.path if t.hub else "on request from its owner"}
         for t in builtin_tasks().values()
     ]
+
+
+def _recipes() -> list[dict[str, Any]]:
+    from inlay.recipes import read_recipe, recipe_names
+
+    return [{"recipe": name, "about": str(read_recipe(name)["about"])} for name in recipe_names()]
 
 
 def _families() -> list[dict[str, Any]]:
@@ -103,7 +110,9 @@ command = click.Command(
     callback=work,
     help=HELP,
     params=[
-        click.Argument(["what"], required=False, type=click.Choice(["methods", "tasks", "families", "runs"])),
+        click.Argument(
+            ["what"], required=False, type=click.Choice(["methods", "tasks", "recipes", "families", "runs"])
+        ),
         click.Option(
             ["--in", "folder"],
             type=click.Path(path_type=Path),

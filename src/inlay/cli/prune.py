@@ -32,6 +32,7 @@ def work(
     scores = [(name, facts["before"][name], facts["after"][name]) for name in facts["before"]]
     text = (
         columns(scores, ("", "before", "after"))
+        + f"\nfaster: {facts['faster']:.2f} times"
         + f"\nkept: {', '.join(facts['kept'])}\ngone: {', '.join(facts['gone'])}\nrun:  {out}"
     )
     tell(text, facts, as_json)

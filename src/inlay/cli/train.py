@@ -9,7 +9,7 @@ import click
 
 from inlay.cli.flags import any_host_flag, config_flag, flags, json_flag, merged, quiet_flag, trust_flag
 from inlay.cli.output import columns, tell
-from inlay.runs.settings import Settings
+from inlay.runs.settings import FusionOptions, Settings
 
 if TYPE_CHECKING:
     from inlay.runs.train import Allowed
@@ -21,6 +21,8 @@ Examples:
   inlay train --host bert-base-uncased --task rte --out runs/rte
   inlay train --host bert-base-uncased --train-file mine.csv --text review --label stars --out runs/mine
   inlay train --config rte.yaml --method compacter --lr 3e-3 --out runs/rte-compacter
+  inlay train --recipe compacter --method houlsby --host t5-base --task rte --out runs/rte-adapter
+  inlay train --from runs/mnli --host bert-base-uncased --task rte --out runs/rte-after-mnli
   inlay train --resume runs/rte
   inlay train --resume runs/rte --epochs 40
 """
@@ -94,6 +96,7 @@ def run_job(
     )
 
 
+OF_FUSIONS = {"members", *FusionOptions.model_fields}
 resume_flag = click.Option(
     ["--resume"],
     type=click.Path(path_type=Path),
@@ -102,7 +105,7 @@ resume_flag = click.Option(
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",
     params=[
-        config_flag, resume_flag, *flags(Settings, leave_out={"members"}),
-        any_host_flag, trust_flag, json_flag, quiet_flag,
+        config_flag, resume_flag, *flags(Settings, leave_out=OF_FUSIONS), any_host_flag, trust_flag, json_flag,
+        quiet_flag,
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.anatomy.survey import Anatomy
-from inlay.compose.attention import fusion_activations
+from inlay.compose.activations import fusion_activations
 from inlay.errors import SetupError
 from inlay.host.registry import Inlay, Inlays, key_of
 from inlay.host.verbs import activated, bare, evaluating, free_name, inlays_of

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from inlay.anatomy.places import in_layers
+from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, NamingError, SetupError
 from inlay.host.heads import Head
@@ -23,12 +23,13 @@ from inlay.methods.fusion import Fusion
 def add_fusion(
     host: nn.Module, name: str, members: Sequence[str], *,
     query: Literal["normed", "output"] = "normed", value: bool = True, temperature: float = 1.0, dropout: float = 0.0,
-    strength: float = 0.01, subset: int | None = None, leave_out: Sequence[Layer] = (),
-    target: str | None = None, head: Head | None = None, norms: bool = False,
+    strength: float = 0.01, subset: int | None = None, sites: Sequence[str] | None = None,
+    leave_out: Sequence[Layer] = (), target: str | None = None, head: Head | None = None, norms: bool = False,
 ) -> None:  # fmt: skip
     """Learn to mix what several inlays learned. Members stay as they are; several fusions may share them.
 
     query, value, temperature, dropout, strength, subset: see the fields of `inlay.methods.Fusion`.
+    sites:     kinds of places where it acts, such as 'ffn', or single places; by default wherever a member acts.
     leave_out: layers where neither the fusion nor its members act.
     target:    the member whose head the fusion starts with; by default the last one, if it has a head of its own.
     head:      a fresh head instead.
@@ -38,7 +39,7 @@ def add_fusion(
     free_name(model, name)
     members = _checked_members(inlays, members, subset)
     method = Fusion(
-        members=members, sites=tuple(_common_places(inlays, members, tuple(leave_out))), query=query, value=value,
+        members=members, sites=_sites(inlays, members, sites, tuple(leave_out)), query=query, value=value,
         temperature=temperature, dropout=dropout, strength=strength, subset=subset,
     )  # fmt: skip
     start = _target(inlays, members, target)
@@ -86,6 +87,28 @@ def _common_places(inlays: Inlays, members: tuple[str, ...], leave_out: tuple[La
     if not places:
         raise SetupError("every layer in which a member acts is left out")
     return [place.id for place in places]
+
+
+def _sites(
+    inlays: Inlays, members: tuple[str, ...], wanted: Sequence[str] | None, leave_out: tuple[Layer, ...]
+) -> tuple[str, ...]:
+    """Those of the members' places that the user wants, named by their kind or one by one."""
+    common = _common_places(inlays, members, leave_out)
+    if wanted is None:
+        return tuple(common)
+    known = {name for place in common for name in _names_of(inlays.anatomy.places[place])}
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
+        raise ConfigError(
+            f"no member acts at {', '.join(map(repr, unknown)) or 'no place at all'}. "
+            f"Members act at: {', '.join(sorted(known - set(common)))}."
+        )
+    return tuple(place for place in common if set(wanted) & set(_names_of(inlays.anatomy.places[place])))
+
+
+def _names_of(place: Place) -> tuple[str, str, str]:
+    """What a user may call a place: its id, the id of its branch, its kind."""
+    return place.id, place.id.removesuffix(".raw"), place.kind.removesuffix(".raw")
 
 
 def _plain(places: set[str]) -> set[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
 from inlay.errors import ConfigError, SetupError
 from inlay.host.registry import Inlay, Inlays, key_of
 from inlay.host.verbs import bare, free_name, inlays_of

@@ -1,4 +1,14 @@
-"""Rows as examples: the texts that a host reads, and the target as a number or a text."""
+"""Rows as examples: the texts that a host reads, and what is to be predicted.
+
+kind              target
+classification    index of the label
+regression        a number
+choice            index of the choice
+multilabel        indices of the labels, in order
+tags              index of the label of every word
+spans             right answers as (text, where it begins in the context); none: there is no answer
+text              a text
+"""
 
 from __future__ import annotations
 
@@ -7,14 +17,16 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from inlay.data.errors import DataError
 from inlay.data.rows import Row, Table
-from inlay.data.task import Task, fields_of, template
+from inlay.data.task import LABELLED, Task, fields_of, template
 from inlay.errors import nearest
 
+Target = int | float | str | tuple[int, ...] | tuple[tuple[str, int], ...] | None
+"""What a row asks for, by the kind of its task; None where it is not known."""
 AT_MOST = 5
 """This many broken rows of a kind are named; the rest are counted."""
 
@@ -24,9 +36,16 @@ class Example:
     """One row: a text or pair, several of them for `choice`, and what is to be predicted."""
 
     texts: tuple[tuple[str, str | None], ...]
-    target: int | float | str | None
-    """Index of the label or choice, a number, or a text; None where it is not known."""
+    target: Target
     group: str | None = None
+    prompt: str | None = None
+    """What a host that answers in text reads, where the task says it."""
+    choices: tuple[str, ...] = ()
+    """The choices themselves, where the answers are among them in words."""
+    answers: tuple[str, ...] = ()
+    """Every right answer, where there may be several; the target is the first."""
+    words: tuple[str, ...] = ()
+    """Kind tags: the words that the labels belong to; the text is all of them with spaces between."""
 
 
 def label_text(value: Any) -> str:
@@ -46,15 +65,35 @@ def is_missing(value: Any) -> bool:
 def find_labels(task: Task, table: Table) -> tuple[str, ...]:
     """The labels of the training rows in alphabetical order, numbers by size."""
     check_columns(table, task.columns())  # all that are missing at once
-    lists = [i for i, row in enumerate(table.rows) if isinstance(row.get(task.label), list | dict)]
-    if lists:
-        raise DataError(
-            f"{table.where(lists[0])}: {task.label!r} must be one label, got {table.rows[lists[0]][task.label]}"
-        )
-    values = {label_text(row[task.label]) for row in table.rows if not is_missing(row.get(task.label))}
+    given = [row[task.label] for row in table.rows if not is_missing(row.get(task.label))]
+    if task.kind != "classification":
+        given = [value for values in given for value in _listed(values)]
+    else:
+        lists = [i for i, row in enumerate(table.rows) if isinstance(row.get(task.label), list | dict)]
+        if lists:
+            raise DataError(
+                f"{table.where(lists[0])}: {task.label!r} must be one label, got {table.rows[lists[0]][task.label]}"
+            )
+    values = {label_text(value) for value in given}
     if all(re.fullmatch("-?[0-9]+", value) for value in values):
         return tuple(sorted(values, key=int))
     return tuple(sorted(values))
+
+
+def settled(task: Task, table: Table) -> tuple[Task, list[str]]:
+    """The task with what its training rows say about it, and what was found."""
+    notes: list[str] = []
+    if task.kind in LABELLED and not task.labels:
+        task = task.model_copy(update={"labels": find_labels(task, table)})
+        notes.append(f"labels found: {', '.join(task.labels)}")
+    if task.kind == "tags" and task.main == "entity_f1" and not any(label[:2] == "B-" for label in task.labels):
+        task = task.model_copy(update={"metrics": ("token_accuracy",)})
+        notes.append("no label begins with B-: measured by token_accuracy, because there are no entities")
+    if task.kind == "spans" and not task.unanswerable:
+        none = sum(_has_no_answer(row.get(task.label)) for row in table.rows)
+        task = task.model_copy(update={"unanswerable": bool(none)})
+        notes += [f"{none} questions have no answer"] if none else []
+    return task, notes
 
 
 def check_columns(table: Table, columns: Sequence[str]) -> None:
@@ -84,20 +123,116 @@ def examples(task: Task, table: Table, *, labelled: bool = True) -> list[Example
 
 
 def _example(task: Task, row: Row, labelled: bool) -> Example:
+    if task.kind == "tags":
+        return _tagged(task, row, labelled)
+    if task.kind == "spans":
+        return _asked(task, row, labelled)
     text = fill(task.text, row)
     pair = fill(task.pair, row) if task.pair else None
     if not text and not pair:
         raise DataError(f"the text ({task.text}) is empty")
+    prompt = prompt_of(task, row) if task.prompt else None
     if task.kind != "choice":
         group = fill(task.group, row) if task.group and labelled else None
-        return Example(((text, pair),), _target(task, row) if labelled else None, group)
+        return Example(((text, pair),), _target(task, row) if labelled else None, group, prompt)
     choices = _choices(task, row)
     texts: tuple[tuple[str, str | None], ...]
     if task.blank is None:
         texts = tuple((text, str(choice)) for choice in choices)
     else:
         texts = tuple((text.replace(task.blank, str(choice)), None) for choice in choices)
-    return Example(texts, _choice(row.get(task.label), choices) if labelled else None)
+    right = _right(row.get(task.label), choices) if labelled else []
+    answers = tuple(str(choices[i]) for i in right) if isinstance(row.get(task.label), list) else ()
+    own = tuple(map(str, choices)) if answers or task.answers == "text" else ()
+    return Example(texts, right[0] if right else None, None, prompt, own, answers)
+
+
+def one_per_answer(example: Example) -> list[Example]:
+    """To train on: a row with several right answers is a row for each of them (ReCoRD)."""
+    if len(example.answers) < 2:
+        return [example]
+    return [replace(example, target=example.choices.index(answer), answers=(answer,)) for answer in example.answers]
+
+
+def _tagged(task: Task, row: Row, labelled: bool) -> Example:
+    """Words and the label of each; everything that is wrong with them is said at once."""
+    words = row.get(task.text)
+    if not isinstance(words, list) or not words:
+        raise DataError(f"{task.text!r} must be a list of words, got {words!r}")
+    odd = [i for i, word in enumerate(words) if not isinstance(word, str) or not word.strip()]
+    problems = [f"word {i} is {words[i]!r}" for i in odd]
+    target: tuple[int, ...] | None = None
+    if labelled:
+        tags = _listed(row.get(task.label))
+        if len(tags) != len(words):
+            problems.append(f"{len(tags)} {task.label} for {len(words)} {task.text}; each word needs one")
+        target, unknown = _indices(task, tags)
+        problems += unknown
+    if problems:
+        raise DataError("; ".join(problems[:AT_MOST]))
+    return Example(((" ".join(words), None),), target, words=tuple(words))
+
+
+def _asked(task: Task, row: Row, labelled: bool) -> Example:
+    """A question, its context as it stands (answers count its letters), and the right answers."""
+    context = row.get(str(task.pair))
+    if not isinstance(context, str) or not context.strip():
+        raise DataError(f"the context ({task.pair}) is missing or empty")
+    texts = ((fill(task.text, row), context),)
+    if not labelled:
+        return Example(texts, None)
+    found, problems = [], []
+    for text, start in _texts_of(row.get(task.label)):
+        there = context[start : start + len(text)] if isinstance(start, int) and start >= 0 else None
+        if there == text:
+            found.append((text, cast(int, start)))
+        elif there is None:
+            problems.append(f"answer {text!r} begins at {start!r}, which is no position")
+        else:
+            where = context.find(text)
+            hint = f"; it is at {where}" if where >= 0 else ", and it is nowhere in it"
+            problems.append(f"answer {text!r} is not in the context at {start}, where {there!r} stands{hint}")
+    if problems:
+        raise DataError("; ".join(problems[:AT_MOST]))
+    return Example(texts, tuple(dict.fromkeys(found)))
+
+
+def _has_no_answer(answers: Any) -> bool:
+    try:
+        return not _texts_of(answers)
+    except DataError:  # said with its line when the row is read
+        return False
+
+
+def _texts_of(answers: Any) -> list[tuple[str, Any]]:
+    """SQuAD's answers, {"text": […], "answer_start": […]}, as pairs; nothing, or an empty text, is no answer."""
+    if is_missing(answers) or answers == []:
+        return []
+    texts, starts = (answers.get("text"), answers.get("answer_start")) if isinstance(answers, dict) else (None, None)
+    texts, starts = ([one] if isinstance(one, str | int) else one for one in (texts, starts))
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        form = '{"text": [...], "answer_start": [...]} with one start per text'
+        raise DataError(f"answers are {form}, got {answers!r}")
+    return [(str(text), start) for text, start in zip(texts, starts, strict=True) if text != ""]
+
+
+def _listed(values: Any) -> list[Any]:
+    """A list as it is, or the parts of a text between commas, as a CSV file has them."""
+    if values is None:
+        raise DataError("the labels are missing or null; no label at all is an empty list")
+    if isinstance(values, str):
+        return [part for value in values.split(",") if (part := value.strip())]
+    return list(values) if isinstance(values, list | tuple) else [values]
+
+
+def _indices(task: Task, values: Sequence[Any]) -> tuple[tuple[int, ...], list[str]]:
+    """The labels' indices, and what is wrong with those that are none."""
+    texts = [label_text(value) for value in values]
+    unknown = [
+        f"label {text!r} was not seen in training.{nearest(text, task.labels)}"
+        for text in dict.fromkeys(texts) if text not in task.labels
+    ]  # fmt: skip
+    return tuple(task.labels.index(text) for text in texts if text in task.labels), unknown
 
 
 def _choices(task: Task, row: Row) -> list[Any]:
@@ -107,7 +242,9 @@ def _choices(task: Task, row: Row) -> list[Any]:
     choices = row.get(task.choices)
     if not isinstance(choices, list) or len(choices) < 2:
         raise DataError(f"{task.choices!r} must be a list of two or more choices, got {choices!r}")
-    return choices
+    value = row.get(task.label)
+    in_words = isinstance(value, list) or (value is None and task.answers == "text")
+    return list(dict.fromkeys(choices)) if in_words else choices  # an entity may stand there twice
 
 
 def fill(text: str, row: Row) -> str:
@@ -121,20 +258,50 @@ def fill(text: str, row: Row) -> str:
     return "".join(before + (str(values[name]) if name else "") for before, name, _, _ in parts).strip()
 
 
-def _choice(value: Any, choices: list[Any]) -> int:
+class _Listed(list[Any]):
+    """A list that stands in a text as its parts with commas between them."""
+
+    def __format__(self, form: str) -> str:
+        return ", ".join(map(str, dict.fromkeys(self)))
+
+
+def prompt_of(task: Task, row: Row) -> str:
+    """What a host that answers in text reads."""
+    shape = task.prompt or ""
+    values = {name: row.get(name) for name in fields_of(shape)}
+    values = {name: _Listed(value) if isinstance(value, list) else value for name, value in values.items()}
+    for name, value in values.items():
+        if value is None:
+            raise DataError(f"column {name!r} is missing or null")
+    try:
+        text = shape.format_map(values)
+    except (IndexError, KeyError, AttributeError, ValueError, TypeError):
+        raise DataError(f"the prompt {shape!r} does not fit this row: {row!r:.200}") from None
+    return re.sub(r"</?b>", "", text.replace("<br>", " ")).strip() if task.markup else text.strip()
+
+
+def _right(value: Any, choices: list[Any]) -> list[int]:
+    """The indices of the right choices."""
     if isinstance(value, list):  # ReCoRD: the answers themselves
-        found = [choices.index(answer) for answer in value if answer in choices]
+        if not value:
+            raise DataError("there is no answer: the answers of these rows are hidden, so they cannot be used")
+        found = [choices.index(answer) for answer in dict.fromkeys(value) if answer in choices]
         if not found:
             raise DataError(f"none of the answers {value!r} is among the choices")
-        return found[0]
+        return found
     text = label_text(value)
     if not text.isdigit() or int(text) >= len(choices):
         raise DataError(f"label {value!r} is not the index of one of {len(choices)} choices (0 to {len(choices) - 1})")
-    return int(text)
+    return [int(text)]
 
 
-def _target(task: Task, row: Row) -> int | float | str:
+def _target(task: Task, row: Row) -> Target:
     value: Any = row.get(task.label)
+    if task.kind == "multilabel":
+        found, unknown = _indices(task, _listed(value))
+        if unknown:
+            raise DataError("; ".join(unknown[:AT_MOST]))
+        return tuple(sorted(set(found)))
     if task.kind == "text" and value == "":
         return ""
     if is_missing(value):
@@ -161,7 +328,7 @@ def check_classes(task: Task, training: Sequence[Example], source: str) -> None:
     """Nothing can be learned about a class from one row, and nothing at all from one class."""
     counts = Counter(example.target for example in training)
     if len(counts) < 2:
-        only = task.labels[next(iter(counts))] if counts else "none"  # type: ignore[call-overload]
+        only = task.labels[cast(int, next(iter(counts)))] if counts else "none"
         raise DataError(f"{source} has only one class ({only}); classification needs two or more.")
     lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
     if lonely:

@@ -11,7 +11,7 @@ from inlay.config import Config
 from inlay.data.builtin import builtin_tasks, task_named
 from inlay.data.errors import DataError
 from inlay.data.rows import Row, Table, read_table
-from inlay.data.task import Hub, Kind, Metric, Task
+from inlay.data.task import Answers, Hub, Kind, Metric, Task
 from inlay.errors import nearest
 
 SPLITS = ("train", "validation", "test")
@@ -35,7 +35,7 @@ class Data(Config):
     hub: str | None = None
     """A data set of the hub instead of files, as name or name:config."""
     kind: Kind | None = None
-    """What your own rows ask for: classification (the default), regression, choice or text."""
+    """What your own rows ask for: classification (the default), regression, choice, multilabel, tags, spans or text."""
     text: str | None = None
     """The column of the text, or a template such as "{title}. {body}"."""
     pair: str | None = None
@@ -47,11 +47,17 @@ class Data(Config):
     labels: tuple[str, ...] | None = None
     """The labels in order; by default those of the training rows, which are shown."""
     metrics: tuple[Metric, ...] | None = None
-    """Metrics, the main one first: accuracy, f1, macro_f1, matthews, pearson, spearman, exact_match, token_f1."""
+    """Metrics, the main one first; by default the usual ones of the kind."""
+    prompt: str | None = None
+    """What hosts that answer in text read, such as "qa question: {question}"; "" is the usual form."""
+    answers: Answers | None = None
+    """How such hosts say a label or choice: words (the default), index, or text, a choice's own."""
     splits: Literal["official", "compacter"] = "official"
     """official: as published. compacter: also make a test set, from the validation rows or 1,000 training rows."""
     rows: int | None = Field(default=None, ge=1)
-    """Train on only this many rows, drawn with seed 42."""
+    """Train on only this many rows, drawn at random."""
+    rows_seed: int = Field(default=42, ge=0)
+    """The seed of that draw; which rows are held out never depends on it."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:
@@ -69,11 +75,15 @@ class Data(Config):
         """The task with what the user said about it; labels that are not known yet are left empty."""
         said = {
             name: value
-            for name in ("kind", "text", "pair", "choices", "label", "labels", "metrics")
+            for name in ("kind", "text", "pair", "choices", "label", "labels", "metrics", "prompt", "answers")
             if (value := getattr(self, name)) is not None
         }
+        if said.get("prompt") == "":
+            said["prompt"] = None  # the usual form, also of a built-in task
         if self.task in builtin_tasks():
             known = task_named(self.task).model_dump()
+            if said.keys() & {"text", "pair", "choices"}:
+                known["prompt"] = None  # it reads columns that these rows need not have
             if "kind" in said and "metrics" not in said:
                 known.pop("metrics")
             return Task(**known | said)
@@ -127,7 +137,7 @@ def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
         if name in there:
             rows = [_as_task_row(row, hub, task) for row in there[name]]
             labelled = [
-                row for row in rows if row.get(task.label) not in (None, -1, "", "-1")
+                row for row in rows if row.get(task.label) not in (None, -1, "", "-1", [])
             ]  # test rows without labels
             if labelled:
                 found[split] = Table(labelled, f"{hub.path} {name}")

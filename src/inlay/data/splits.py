@@ -1,6 +1,8 @@
 """Which rows are trained on, which choose the best state, and which give the final score.
 
-official    the splits as published; without validation rows, a tenth of the training rows (at most 1,000) is held out
+official    the splits as published; without validation rows, a tenth of the training rows (at most 1,000) is held out;
+            without training rows, a fifth of the validation rows (at most 1,000) is for validation and the rest is
+            trained on, which the run notes
 compacter   small sets: half of the validation rows become test rows; large ones: the validation rows become test rows
             and 1,000 training rows validation rows; MNLI validates on its mismatched rows and tests on the matched
             ones (Karimi Mahabadi et al. 2021)
@@ -9,10 +11,10 @@ compacter   small sets: half of the validation rows become test rows; large ones
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inlay.data.errors import DataError
-from inlay.data.examples import Example, check_classes, examples, find_labels
+from inlay.data.examples import Example, check_classes, examples, one_per_answer, settled
 from inlay.data.rows import Table
 from inlay.data.sources import Data, read_splits
 from inlay.data.task import Task
@@ -31,6 +33,8 @@ class Prepared:
     test: list[Example]
     notes: tuple[str, ...] = ()
     """What was decided about labels and splits, to be shown."""
+    mismatched: list[Example] = field(default_factory=list)
+    """MNLI: validation rows of other kinds of text than those trained on."""
 
     @property
     def judge(self) -> str:
@@ -38,7 +42,7 @@ class Prepared:
         return "test" if self.test else "validation"
 
     def split(self, name: str) -> list[Example]:
-        rows = {"train": self.train, "validation": self.validation, "test": self.test}[name]
+        rows: list[Example] = getattr(self, name)
         if not rows:
             raise DataError(f"{self.task.name} has no {name} rows here.")
         return rows
@@ -61,24 +65,36 @@ def prepare(data: Data) -> Prepared:
         raise DataError(f"{task.name} has no training rows.")
     tables = _by_rule(tables, task, data, notes)
     if data.rows is not None and data.rows < len(tables["train"]):
-        tables["train"] = _drawn_apart(tables["train"], data.rows)[1]
-        notes.append(f"{data.rows} training rows drawn with seed {SEED}")
-    if task.kind == "classification" and not task.labels:
-        task = task.model_copy(update={"labels": find_labels(task, tables["train"])})
-        notes.append(f"labels found: {', '.join(task.labels)}")
-    train = examples(task, tables["train"])
-    if task.kind == "classification":
-        check_classes(task, train, tables["train"].source)
-    validation, test = (examples(task, tables[split]) if split in tables else [] for split in ("validation", "test"))
-    return Prepared(task, train, validation, test, tuple(notes))
+        tables["train"] = _drawn_apart(tables["train"], data.rows, data.rows_seed)[1]
+        notes.append(f"{data.rows} training rows drawn with seed {data.rows_seed}")
+    task, found = settled(task, tables["train"])
+    train, validation, test, mismatched = _examples_of(task, tables)
+    train = [each for example in train for each in one_per_answer(example)]
+    return Prepared(task, train, validation, test, tuple(notes + found), mismatched)
+
+
+def _examples_of(task: Task, tables: dict[str, Table]) -> list[list[Example]]:
+    """The examples of every split; what is wrong in any of them is said at once."""
+    made: list[list[Example]] = []
+    problems: list[str] = []
+    for split in ("train", "validation", "test", "mismatched"):
+        try:
+            made.append(examples(task, tables[split]) if split in tables else [])
+            if split == "train" and task.kind == "classification":
+                check_classes(task, made[0], tables["train"].source)
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
+    return made
 
 
 def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str]) -> dict[str, Table]:
     tables = dict(tables)
-    mismatched = tables.pop("mismatched", None)
+    mismatched = tables.get("mismatched")
     if data.splits == "compacter" and "validation" in tables:
         if task.compacter == "mismatched" and mismatched is not None:
-            tables["test"], tables["validation"] = tables["validation"], mismatched
+            tables["test"], tables["validation"] = tables["validation"], tables.pop("mismatched")
             notes.append("compacter splits: mismatched rows are for validation, matched rows for the test")
         elif task.compacter == "halve":
             half = len(tables["validation"]) // 2
@@ -99,13 +115,13 @@ def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str])
     return tables
 
 
-def _drawn_apart(table: Table, count: int) -> tuple[Table, Table]:
+def _drawn_apart(table: Table, count: int, seed: int = SEED) -> tuple[Table, Table]:
     """The rest and `count` rows drawn at random."""
-    order = _shuffled(len(table))
+    order = _shuffled(len(table), seed)
     return table.take(order[count:]), table.take(order[:count])
 
 
-def _shuffled(count: int) -> Sequence[int]:
+def _shuffled(count: int, seed: int) -> Sequence[int]:
     import torch
 
-    return torch.randperm(count, generator=torch.Generator().manual_seed(SEED)).tolist()
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()

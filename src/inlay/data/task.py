@@ -4,6 +4,9 @@
     classification    one of the labels             text, or text and pair
     regression        a number                      text, or text and pair
     choice            one of a row's own choices    text with each choice in turn
+    multilabel        any number of the labels      text, or text and pair
+    tags              a label for every word        text: a column with a list of words
+    spans             a piece of the context        text: the question, pair: the context
     text              a text (seq2seq hosts)        text, or text and pair
 
 `text` and `pair` are a column's name or a template such as "{question} {answer}".
@@ -19,16 +22,34 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inlay.config import Config
 
-Kind = Literal["classification", "regression", "choice", "text"]
+Kind = Literal["classification", "regression", "choice", "multilabel", "tags", "spans", "text"]
+Answers = Literal["words", "index", "text"]
 Metric = Literal[
-    "accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman", "exact_match", "token_f1", "group_exact_match"
+    "accuracy", "f1", "macro_f1", "micro_f1", "subset_accuracy", "matthews", "pearson", "spearman", "exact_match",
+    "token_f1", "group_exact_match", "entity_f1", "token_accuracy",
 ]  # fmt: skip
 USUAL_METRICS: dict[str, tuple[Metric, ...]] = {
     "classification": ("accuracy", "macro_f1"),
     "regression": ("pearson", "spearman"),
     "choice": ("accuracy",),
+    "multilabel": ("micro_f1", "macro_f1", "subset_accuracy"),
+    "tags": ("entity_f1", "token_accuracy"),
+    "spans": ("token_f1", "exact_match"),
     "text": ("exact_match", "token_f1"),
 }
+METRICS: dict[str, tuple[Metric, ...]] = USUAL_METRICS | {
+    "classification": ("accuracy", "f1", "macro_f1", "matthews", "group_exact_match"),
+    "choice": ("accuracy", "token_f1", "exact_match"),
+}
+"""Every metric that measures a kind."""
+USUAL_COLUMNS: dict[str, dict[str, str]] = {
+    "multilabel": {"label": "labels"},
+    "tags": {"text": "tokens", "label": "tags"},
+    "spans": {"text": "question", "pair": "context", "label": "answers"},
+}
+"""Columns of a kind as most data sets call them."""
+LABELLED = ("classification", "multilabel", "tags")
+"""Kinds that choose from labels which all rows share."""
 
 
 class Hub(Config):
@@ -56,7 +77,7 @@ class Task(Config):
     name: str = "own"
     """The task's name."""
     kind: Kind = "classification"
-    """What is asked: classification, regression, choice or text."""
+    """What is asked: classification, regression, choice, multilabel, tags, spans or text."""
     text: str = "text"
     """Column or template of the text."""
     pair: str | None = None
@@ -73,8 +94,16 @@ class Task(Config):
     """The label that f1 is about; none: the last of two."""
     metrics: tuple[Metric, ...] = ()
     """Metrics, the main one first; empty: the usual ones of the kind."""
+    unanswerable: bool = False
+    """Kind spans: whether a question may have no answer; found in the training rows."""
     group: str | None = None
     """Template of what groups rows for group_exact_match."""
+    prompt: str | None = None
+    """What hosts that answer in text read: a template of columns, {choices[0]} for one of a list; none: the usual."""
+    answers: Answers = "words"
+    """How such hosts say a label or choice: in words, as its index, or a choice by its own text."""
+    markup: bool = False
+    """Whether the marks <br> and <b> are taken out of what such hosts read."""
     compacter: Literal["halve", "hold_out", "mismatched"] = "halve"
     """Which of the Compacter split rules is its own."""
     hub: Hub | None = None
@@ -97,23 +126,22 @@ class Task(Config):
     @model_validator(mode="before")
     @classmethod
     def _usual(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and not fields.get("metrics"):
-            return fields | {"metrics": USUAL_METRICS.get(str(fields.get("kind", "classification")), ())}
-        return fields
+        if not isinstance(fields, dict):
+            return fields
+        kind = str(fields.get("kind", "classification"))
+        fields = USUAL_COLUMNS.get(kind, {}) | fields
+        return fields if fields.get("metrics") else fields | {"metrics": USUAL_METRICS.get(kind, ())}
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Task:
-        allowed: dict[str, set[str]] = {
-            "classification": {"accuracy", "f1", "macro_f1", "matthews", "group_exact_match"},
-            "regression": {"pearson", "spearman"},
-            "choice": {"accuracy"},
-            "text": {"exact_match", "token_f1"},
-        }
-        wrong = [metric for metric in self.metrics if metric not in allowed[self.kind]]
+        allowed = METRICS[self.kind]
+        wrong = [metric for metric in self.metrics if metric not in allowed]
         if wrong:
-            raise ValueError(
-                f"metric {wrong[0]} does not measure {self.kind}; use {', '.join(sorted(allowed[self.kind]))}"
-            )
+            raise ValueError(f"metric {wrong[0]} does not measure {self.kind}; use {', '.join(sorted(allowed))}")
+        if self.kind == "tags" and (self.pair is not None or self.text != template(self.text)[1:-1]):
+            raise ValueError("tags belong to the words of one column: give its name as text, and no pair")
+        if self.kind == "spans" and self.pair is None:
+            raise ValueError("a span is a piece of the context: name its column as pair")
         if self.positive is not None and self.labels and self.positive not in self.labels:
             raise ValueError(f"positive is {self.positive!r}, which is not one of {', '.join(self.labels)}")
         return self
@@ -132,6 +160,7 @@ class Task(Config):
         """Every column that a row must have."""
         texts = [self.text, self.pair, self.group if labelled else None]
         found = [name for text in texts if text for name in fields_of(template(text))]
+        found += [name for name in fields_of(self.prompt or "") if name not in self.choice_columns]
         if self.kind == "choice":
             found += self.choice_columns
         return list(dict.fromkeys([*found, self.label] if labelled else found))
@@ -152,5 +181,5 @@ def template(text: str) -> str:
 
 
 def fields_of(text: str) -> list[str]:
-    """The columns a template reads."""
-    return [name for _, name, _, _ in string.Formatter().parse(text) if name]
+    """The columns a template reads; of "choices[0]" it is choices."""
+    return [re.split(r"[.\[]", name)[0] for _, name, _, _ in string.Formatter().parse(text) if name]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
 from inlay.demo.studies import MODES, Study
 from inlay.report.pages import page
 from inlay.report.plots import error_bars, fusion_svg, plot_fusion

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from inlay.checkpoints.ours import save
 from inlay.data import Prepared
 from inlay.demo.studies import Study
+from inlay.demo.workers import Result
 from inlay.methods import Pfeiffer
 from inlay.training.codec import EncodedSplit
 from inlay.training.evaluate import ask, attention_on
@@ -19,9 +18,6 @@ from inlay.training.loop import TrainingLoop
 from inlay.training.progress import Watcher
 from inlay.training.recipe import Mode, Recipe
 from inlay.training.workbench import Workbench
-
-Result = dict[str, Any]
-Piece = Callable[[Watcher], list[Result]]
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,30 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from inlay.training.progress import clock, progress_bars
+from inlay.training.progress import Watcher, clock, progress_bars
 
 if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+
     from rich.progress import Progress, TaskID
 
-_events: Any = None
+Result = dict[str, Any]
+"""What a piece of work hands back: plain numbers and words."""
+Event = tuple[str, int, int, float, str]
+"""A piece's name, its steps done and in all, the loss and the score."""
+_events: Queue[Event] | None = None
 """In a worker: where its progress goes."""
+
+
+class Piece(Protocol):
+    """One piece of work."""
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, watch: Watcher) -> list[Result]: ...
 
 
 class Sender:
@@ -33,6 +48,7 @@ class Sender:
         now = time.monotonic()
         if now - self.sent > 0.5 or done == self.total:
             self.sent = now
+            assert _events is not None
             _events.put((self.name, done, self.total, loss, score))
 
     def asked(self, done: int, total: int) -> None: ...
@@ -56,7 +72,7 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         self.pool.shutdown(cancel_futures=True)
 
-    def run(self, pieces: Sequence[Any]) -> list[Any]:
+    def run(self, pieces: Sequence[Piece]) -> list[Result]:
         """Every piece's results, in the order of the pieces."""
         board = Board(len(pieces))
         futures = [self.pool.submit(_work, piece) for piece in pieces]
@@ -70,7 +86,7 @@ class Workers:
             board.close()
 
 
-def _prepare(events: Any) -> None:
+def _prepare(events: Queue[Event]) -> None:
     """In a new worker, before torch is imported."""
     global _events
     _events = events
@@ -83,7 +99,7 @@ def _prepare(events: Any) -> None:
     transformers.utils.logging.set_verbosity_error()
 
 
-def _work(piece: Any) -> Any:
+def _work(piece: Piece) -> list[Result]:
     return piece(Sender(piece.name))
 
 
@@ -103,13 +119,13 @@ class Board:
             self.rows: dict[str, TaskID] = {}
             self.bars.start()
 
-    def show(self, events: Any, finished: int) -> None:
+    def show(self, events: Queue[Event], finished: int) -> None:
         while True:
             try:
-                name, *latest = events.get_nowait()
+                name, done, total, loss, score = events.get_nowait()
             except queue.Empty:
                 break
-            self.latest[name] = tuple(latest)
+            self.latest[name] = (done, total, loss, score)
         if self.bars is not None:
             self._update(self.bars, finished)
         else:

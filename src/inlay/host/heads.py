@@ -2,6 +2,17 @@
 
 Head(labels=["yes", "no"])                              a copy of the host's head with two outputs
 Head(labels=3, pooling="mean", layers=2)                mean over real tokens ── [dropout, D→D, tanh] ── dropout, D→3
+Head(labels=["O", "B-PER"], pooling="tokens")           every token by itself ── dropout, D→2
+
+One host serves every kind of task, because the head belongs to the inlay:
+
+    asks for              head                                                      logits
+    a label               Head(labels=names, pooling="mean")                        (B, labels)
+    a number              Head(labels=1, pooling="mean")                            (B, 1)
+    several labels        the same with problem="multi_label_classification"        (B, labels)
+    one of some choices   Head(labels=CHOICE, pooling="mean"), a text per choice    (B · choices, 1)
+    a label per token     Head(labels=names, pooling="tokens")                      (B, T, labels)
+    a span                Head(labels=SPAN, pooling="tokens")                       (B, T, 2)
 """
 
 from __future__ import annotations
@@ -23,6 +34,13 @@ from inlay.errors import ConfigError, nearest
 
 FIXED = ("ForMultipleChoice", "ForQuestionAnswering", "ForPreTraining", "ForNextSentencePrediction")
 """Hosts whose forward counts on the number of outputs that their head has; language models do too."""
+PER_TEXT = ("ForSequenceClassification", "ForMultipleChoice")
+PER_TOKEN = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+"""Hosts that can carry a pooling head; the first of them carries every kind."""
+CHOICE = ("choice",)
+"""The one output of a choice head: how well a choice fits its row."""
+SPAN = ("start", "end")
+"""The two outputs per token of a head that marks a span."""
 Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
@@ -35,8 +53,8 @@ class Head(Config):
 
     labels: int | tuple[str, ...] | None = None
     """The label names, or how many there are; None keeps the host's outputs. One output means regression."""
-    pooling: Literal["first", "mean", "last"] | None = None
-    """None copies the host's head. Otherwise how the hidden states of the real tokens become one vector."""
+    pooling: Literal["first", "mean", "last", "tokens"] | None = None
+    """None copies the host's head. Otherwise how real tokens become one vector; 'tokens': each has its own logits."""
     layers: int = Field(default=1, ge=1, le=64)
     """Linear layers of a pooling head."""
     activation: str = "tanh"
@@ -74,7 +92,7 @@ class Head(Config):
     @model_validator(mode="after")
     def _layers_only_when_pooling(self) -> Head:
         if self.pooling is None and self.layers != 1:
-            raise ValueError("layers describe a pooling head; set pooling to 'first', 'mean' or 'last'")
+            raise ValueError("layers describe a pooling head; set pooling to 'first', 'mean', 'last' or 'tokens'")
         return self
 
     @model_validator(mode="after")
@@ -91,6 +109,11 @@ class Head(Config):
         return self.labels
 
     @property
+    def per_token(self) -> bool:
+        """Whether every token has logits of its own."""
+        return self.pooling == "tokens"
+
+    @property
     def problem_type(self) -> Problem | None:
         if self.problem is not None or self.names is None:
             return self.problem
@@ -98,7 +121,7 @@ class Head(Config):
 
 
 class PooledHead(nn.Module):
-    """Pool the hidden states over real tokens, then one or more linear layers."""
+    """Pool the hidden states over real tokens, or leave them as they are, then one or more linear layers."""
 
     def __init__(self, width: int, outputs: int, head: Head) -> None:
         super().__init__()
@@ -112,8 +135,9 @@ class PooledHead(nn.Module):
             if isinstance(layer, nn.Linear):
                 start(layer)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:  # (B, T, D), (B, T) -> (B, labels)
-        return self.layers(pool(hidden, mask, self.pooling))
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, T, D), (B, T) → (B, labels), or (B, T, labels) where every token counts by itself."""
+        return self.layers(hidden if self.pooling == "tokens" else pool(hidden, mask, self.pooling))
 
 
 def pool(hidden: Tensor, mask: Tensor | None, pooling: str | None) -> Tensor:
@@ -156,9 +180,15 @@ def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str,
         if head.names is not None:
             copies[-1] = _with_outputs(copies[-1], len(head.names), kind)
         return dict(zip(ids, copies, strict=True))
-    if not kind.endswith(("ForSequenceClassification", "ForMultipleChoice")):
+    if head.per_token and kind.endswith("ForMultipleChoice"):
         raise ConfigError(
-            f"pooling={head.pooling!r} gives one vector per text, but {kind} needs one per token. "
+            f"pooling='tokens' gives logits for every token, but {kind} needs one number per text. "
+            f"Use AutoModelForSequenceClassification, which carries heads of every kind."
+        )
+    if not kind.endswith(PER_TOKEN if head.per_token else PER_TEXT):
+        raise ConfigError(
+            f"pooling={head.pooling!r} gives logits per {'token' if head.per_token else 'text'}, but {kind} needs "
+            f"{'words' if head.per_token else 'one per token'}. "
             f"Leave pooling out to copy the host's own head, or use AutoModelForSequenceClassification."
         )
     outputs = (

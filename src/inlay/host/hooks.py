@@ -46,6 +46,8 @@ class Plan:
     """The batch that Rows is made for."""
     pools: bool = False
     """Whether a head pools the hidden states itself."""
+    per_token: bool = False
+    """Whether a head gives logits for every token."""
     draws: tuple[tuple[nn.Module, Draw], ...] = ()
     """The inlays that act, and what each leaves to chance in a training step."""
 
@@ -169,10 +171,18 @@ class HeadSite(Site):
     def __init__(self, host: nn.Module, path: str, active: Active, entry: Entry) -> None:
         super().__init__(host, path, active, None)
         self.hidden, self.mask = entry.hidden, entry.mask
+        self.picks = type(host).__name__.endswith("ForSequenceClassification")
+        """Whether the host keeps the logits of one token, where it has some for each: decoders do."""
 
     def act(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        step = self.active[0].plan.steps.get(self.path)
-        return None if step is None else step(output, Seen(args, hidden=self.hidden.value, mask=self.mask.value))
+        plan = self.active[0].plan
+        step = plan.steps.get(self.path)
+        if step is None:
+            return None
+        made = step(output, Seen(args, hidden=self.hidden.value, mask=self.mask.value))
+        if plan.per_token and self.picks and output.dim() == 3:  # whichever token is picked, it brings all of them
+            made = made.flatten(1).unsqueeze(1).expand(-1, output.shape[1], -1)  # (B, T, T · labels)
+        return made
 
 
 class Entry(Hooked):
@@ -210,10 +220,14 @@ class Entry(Hooked):
         elif self.active[0].plan.pools:
             self.hidden.put(output[0])  # the last hidden states (B, T, D)
 
-    def leave(self, host: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self.active[0].plan.pools:
-            self.hidden.put(None)
-            self.mask.put(None)
+    def leave(self, host: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        plan = self.active[0].plan
+        if not plan.pools:
+            return None
+        hidden = self.hidden.value
+        self.hidden.put(None)
+        self.mask.put(None)
+        return _unpacked(output, hidden.shape[1]) if plan.per_token and hidden is not None else None
 
     def _given(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in kwargs or name not in self.inputs:
@@ -231,3 +245,17 @@ class Entry(Hooked):
                         f"Rows with one part per row; with beams or other repeated rows give each=<repeats> as well."
                     )
                 return
+
+
+def _unpacked(output: Any, tokens: int) -> Any:
+    """The host's output with logits (B, T, labels), where it picked a token that had brought all of them."""
+    if isinstance(output, tuple):  # return_dict=False: the logits are the first that are not a loss
+        at = next(i for i, value in enumerate(output) if value.dim())
+        return (*output[:at], _per_token(output[at], tokens), *output[at + 1 :])
+    if getattr(output, "logits", None) is not None:
+        output.logits = _per_token(output.logits, tokens)
+    return output
+
+
+def _per_token(logits: Tensor, tokens: int) -> Tensor:
+    return logits.unflatten(-1, (tokens, -1)) if logits.dim() == 2 else logits

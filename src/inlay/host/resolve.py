@@ -75,7 +75,7 @@ class Resolver:
             self._check_rows(setup, steps)
         return Plan(
             setup, steps, frozenset(self.keeps), frozenset(lasts), frozenset(branches), rows,
-            pools=any(head.pooling for head in heads),
+            pools=any(head.pooling for head in heads), per_token=any(head.per_token for head in heads),
             draws=tuple((inlay, inlay.draw) for inlay in map(self.inlay_named, names_in(setup))),  # type: ignore[misc]
         )  # fmt: skip
 
@@ -224,7 +224,7 @@ class Resolver:
                 raise SetupError(
                     f"{setup}: some parts have a head of their own and some have not. Give all or one of them a head."
                 )
-            if len({head.names for head in flat}) > 1:
+            if len({(head.names, head.per_token) for head in flat}) > 1:
                 raise SetupError(
                     f"{setup}: its parts have heads with different labels, which have no mean. Use Rows, or one head."
                 )

@@ -34,8 +34,8 @@ class PooledStandIn:
     module: nn.Module
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
-        logits = self.module(seen.hidden, seen.mask)  # (B, labels)
-        if h.dim() == 2:
+        logits = self.module(seen.hidden, seen.mask)  # (B, labels), or (B, T, labels)
+        if h.dim() == 2 or logits.dim() == 3:
             return logits
         return logits.unsqueeze(1).expand(-1, h.shape[1], -1)  # the host picks a token: all of them say the same
 
@@ -108,7 +108,7 @@ class ByRow:
                 return x.unflatten(0, (parts, -1))[at].flatten(0, 1)
 
             results.append(step(take(h), seen.rows(take)).unflatten(0, (len(at), -1)))
-        return torch.cat(_same_width(results))[back].flatten(0, 1)
+        return torch.cat(_same_shape(results))[back].flatten(0, 1)
 
     def _made(self, device: torch.device) -> list[Tensor]:
         """The parts of each step, and the way back to the batch's order."""
@@ -124,8 +124,15 @@ class ByRow:
         return self.kept[device]
 
 
-def _same_width(results: list[Tensor]) -> list[Tensor]:
-    """Heads with fewer labels are filled up with the lowest number, which no softmax and no argmax chooses."""
+def _same_shape(results: list[Tensor]) -> list[Tensor]:
+    """Heads with fewer labels are filled up with the lowest number, which no softmax and no argmax chooses.
+
+    Beside rows with logits for every token (…, T, labels), rows with logits for the text (…, labels) have the same at
+    each of them.
+    """
+    deepest = max(results, key=Tensor.dim)
+    if deepest.dim() > 3:
+        results = [x if x.dim() > 3 else x.unsqueeze(2).expand(-1, -1, deepest.shape[2], -1) for x in results]
     widest = max(x.shape[-1] for x in results)
     return [F.pad(x, (0, widest - x.shape[-1]), value=torch.finfo(x.dtype).min) for x in results]
 

@@ -74,6 +74,10 @@ class Method(Config):
 
     # what some methods say
 
+    def usual_rate(self, text: bool = False) -> float:
+        """Its paper's learning rate, on encoders or on hosts that answer in text."""
+        return self.text_rate if text and self.text_rate is not None else self.rate
+
     def owns_norms(self) -> bool:
         """Whether an inlay of this method owns a copy of the host's norms unless told otherwise."""
         return self.trains_norms

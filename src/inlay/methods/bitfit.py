@@ -9,7 +9,7 @@ its linear maps and norms.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,16 @@ class BitFit(Method):
 
     rate: ClassVar[float] = 3e-4
 
+    head: bool = False
+    """Also the biases of the host's head, such as T5's LM head; not together with a head of the inlay's own."""
+
+    def describe(self) -> dict[str, Any]:
+        """As it has always been written, unless the head's biases train too."""
+        found = super().describe()
+        return found if self.head else {name: value for name, value in found.items() if name != "head"}
+
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
-        return anatomy.of_kind("bias")
+        return anatomy.of_kind("bias", *(["head_bias"] if self.head else []))
 
     def reads_at(self, place: Place) -> Reads:
         return "output"

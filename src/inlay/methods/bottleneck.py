@@ -28,6 +28,7 @@ from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, nearest
 from inlay.methods.acting import Draw, Reads
+from inlay.methods.adapterdrop import FirstLayers
 from inlay.methods.base import BottleneckForm, Method, register
 
 Layer = int | str
@@ -74,20 +75,6 @@ class Adapter(nn.Module):
 def matrix(linear: nn.Module) -> Tensor:
     """The weight (d_out, d_in) of any linear map."""
     return linear.weight if isinstance(linear, nn.Linear) else linear.weight().T  # type: ignore[operator]
-
-
-class FirstLayers(Draw):
-    """Robust AdapterDrop: a training step leaves out the first n layers, n drawn evenly from 0 to the most."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.left_out = 0
-
-    def draw(self) -> None:
-        self.left_out = int(torch.randint(0, self.most + 1, ()))
-
-    def skips(self, place: Place) -> bool:
-        return 0 <= place.layer < self.left_out
 
 
 class Bottleneck(Method):

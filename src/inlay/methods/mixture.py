@@ -79,7 +79,6 @@ class Alternatives(nn.Module):
 class Mixture(Method):
     """M alternatives of a method's projections."""
 
-    rate: ClassVar[float] = 4e-4
     standalone: ClassVar[bool] = False
 
     method: Any
@@ -99,6 +98,10 @@ class Mixture(Method):
         if not isinstance(method, Method) or not method.mixes:
             raise ValueError("a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA()")
         return method
+
+    def usual_rate(self, text: bool = False) -> float:
+        """That of the method it mixes."""
+        return float(self.method.usual_rate(text))
 
     def describe(self) -> dict[str, Any]:
         return {"kind": self.kind, "method": self.method.describe(), "modules": self.modules, "share": self.share}

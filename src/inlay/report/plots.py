@@ -7,6 +7,7 @@ files. Matplotlib is imported when something is drawn, and never its pyplot: no 
 from __future__ import annotations
 
 import io
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
+from inlay.errors import SetupError
 from inlay.storage.plain_json import number
 
 if TYPE_CHECKING:
@@ -86,10 +88,19 @@ def fusion_svg(seen: FusionActivations) -> Markup:
 
 
 def plot_fusion(
-    activations: FusionActivations | Mapping[str, FusionActivations], path: str | os.PathLike[str]
+    activations: FusionActivations | Mapping[str, FusionActivations],
+    path: str | os.PathLike[str],
+    *,
+    layer: int | str | None = None,
 ) -> tuple[Path, Path]:
-    """Draw a heat map as <path>.png and <path>.svg: of one fusion, or of several by their target's name."""
-    figure, path = _fusion_figure(activations), Path(path)
+    """Draw a heat map as <path>.png and <path>.svg: of one fusion, or of several by their target's name.
+
+    layer: targets × members in one layer, as in 7 or 'decoder.7', or one heat map for each layer: 'all'. Without it a
+           single fusion is drawn as members × layers, several as targets × members in the mean over all layers.
+    """
+    if isinstance(activations, FusionActivations) and layer is not None:
+        activations = {activations.fusion: activations}
+    figure, path = _fusion_figure(activations, layer), Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     png, svg = path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
     for file in (png, svg):
@@ -97,15 +108,64 @@ def plot_fusion(
     return png, svg
 
 
-def _fusion_figure(activations: FusionActivations | Mapping[str, FusionActivations]) -> Figure:
+def _fusion_figure(
+    activations: FusionActivations | Mapping[str, FusionActivations], layer: int | str | None = None
+) -> Figure:
     if isinstance(activations, FusionActivations):
         columns = [_short(place) for place in activations.mean]
         values = torch.stack(list(activations.mean.values()), dim=1)  # (N, places)
         title = f"{activations.fusion}: mean attention per member and layer"
         return _heat_map(values, activations.members, columns, title)
-    columns = list(dict.fromkeys(member for one in activations.values() for member in one.members))
-    shares = [[one.overall().get(member, float("nan")) for member in columns] for one in activations.values()]
-    return _heat_map(torch.tensor(shares), list(activations), columns, "mean attention of each target to each member")
+    if not activations:
+        raise SetupError("there is nothing to draw: give at least one fusion's activations.")
+    layers = list(dict.fromkeys(_layer(place) for one in activations.values() for place in one.mean))
+    if layer == "all":
+        return _all_layers(activations, layers)
+    if layer is None:
+        return _heat_map(*targets_by_members(activations), "mean attention of each target to each member")
+    if not any(str(layer) in (name, name.partition(".")[2]) for name in layers):
+        raise SetupError(f"no fusion acts in layer {layer}. They act in {', '.join(layers)}; or use 'all'.")
+    return _heat_map(*targets_by_members(activations, str(layer)), f"layer {layer}: mean attention of each target")
+
+
+def targets_by_members(
+    activations: Mapping[str, FusionActivations], layer: str | None = None
+) -> tuple[Tensor, list[str], list[str]]:
+    """Mean attention (targets, members), and their names; nan where a target has no such member or layer."""
+    members = list(dict.fromkeys(member for one in activations.values() for member in one.members))
+    shares = []
+    for one in activations.values():
+        own = [
+            m for place, m in one.mean.items() if layer is None or layer in (n := _layer(place), n.partition(".")[2])
+        ]
+        mean = dict(zip(one.members, torch.stack(own).mean(0).tolist(), strict=True)) if own else {}
+        shares.append([mean.get(member, float("nan")) for member in members])
+    return torch.tensor(shares), list(activations), members
+
+
+def _all_layers(activations: Mapping[str, FusionActivations], layers: Sequence[str]) -> Figure:
+    """A heat map of targets × members for each layer, side by side."""
+    from matplotlib.figure import Figure
+
+    found = [targets_by_members(activations, layer) for layer in layers]
+    (_, rows, columns), across = found[0], min(len(layers), 4)
+    down = math.ceil(len(layers) / across)
+    width, height = 1.2 + 0.45 * len(columns) + 0.09 * max(map(len, rows)), 1.6 + 0.33 * len(rows)
+    figure = Figure(figsize=(across * width, down * height), layout="constrained")
+    for n, (name, (values, *_)) in enumerate(zip(layers, found, strict=True), start=1):
+        axes = figure.add_subplot(down, across, n)
+        _cells(axes, values, rows, columns, _share, small=True)
+        axes.set_title(f"layer {name}", fontsize=9)
+    return figure
+
+
+def _layer(place: str) -> str:
+    """'encoder.3' of 'encoder.3.ffn'."""
+    return ".".join(place.split(".")[:2])
+
+
+def _share(share: float) -> str:
+    return f"{share:.2f}".lstrip("0")
 
 
 def _heat_map(values: Tensor, rows: Sequence[str], columns: Sequence[str], title: str) -> Figure:
@@ -113,7 +173,7 @@ def _heat_map(values: Tensor, rows: Sequence[str], columns: Sequence[str], title
     figure, axes = _figure(
         2.2 + 0.55 * len(columns) + 0.09 * max(map(len, rows)), 1.8 + 0.36 * len(rows), layout="constrained"
     )
-    image = _cells(axes, values, rows, columns, lambda share: f"{share:.2f}".lstrip("0"), small=True)
+    image = _cells(axes, values, rows, columns, _share, small=True)
     axes.set_title(title, fontsize=10)
     figure.colorbar(image, ax=axes, shrink=0.8)
     return figure

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inlay.compose.attention import FusionActivations
+from inlay.compose.activations import FusionActivations
 from inlay.data.task import Task
 from inlay.report.pages import page
 from inlay.report.plots import confusion, curve, fusion_svg, scatter
@@ -97,4 +97,4 @@ def _confusion(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> s
     if task.kind != "classification" or len(task.labels) > MOST_LABELS:
         return None
     targets = [int(example.target) for example in judged.examples]  # type: ignore[arg-type]
-    return confusion(task.labels, targets, [int(answer.prediction) for answer in answers])
+    return confusion(task.labels, targets, [int(answer.prediction) for answer in answers])  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ def _seconds_to_validate(job: Job) -> float:
 
 def _seconds_per_step(job: Job, rows: list[int]) -> float:
     train, times = job.split("train"), []
-    objective = objective_for(job.host, job.name)
+    objective = objective_for(job.host, job.name, job.settings)
     for _ in range(2):  # the first one warms up
         began = time.monotonic()
         batch = {name: tensor.to(job.host.device) for name, tensor in train.features.collate(rows).items()}

@@ -41,6 +41,8 @@ CONFIG, RECORD, METRICS, CHECKPOINT, LOCK = (
 )
 OLD_NAMES = {"train": "train_file", "validation": "validation_file", "test": "test_file"}
 """Settings that had another name in the config.yaml of earlier runs."""
+BEFORE: dict[str, Any] = {"no_decay": [], "prompt": ""}
+"""What held, without being said, in runs that were begun before these settings came to be: now one of them is said."""
 PACKAGES = ("inlay", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -123,7 +125,8 @@ class Run:
             raise CheckpointError(
                 f"{self.folder} has no {CONFIG}: nothing was trained there yet. Start the run again without --resume."
             )
-        return read_settings(file)
+        found = read_settings(file)
+        return found if BEFORE.keys() & found.keys() else BEFORE | found
 
     def record(self) -> dict[str, Any]:
         """What run.json says; nothing, where there is none yet."""

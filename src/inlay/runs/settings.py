@@ -1,30 +1,64 @@
-"""All settings of a training job, flat: the same names in YAML and as flags."""
+"""All settings of a training job, flat: the same names in Python, in YAML and as flags."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from inlay.config import Config
 from inlay.data.sources import Data
 from inlay.errors import ConfigError
+from inlay.recipes import recipe_settings
 from inlay.runs.yaml_text import read_yaml
 from inlay.training.recipe import Mode, Recipe
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
+OTHER_NAMES = {"from": "start"}
+"""Names of settings that Python keeps for itself."""
 
 
-class Settings(Data, Recipe):
+class FusionOptions(Config):
+    """How members are fused (mode fusion). What is left open is as in `inlay.add_fusion`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    query: Literal["normed", "output"] | None = None
+    """Fusion: what asks, the normed residual stream (the default) or the branch's output before it."""
+    value: bool | None = None
+    """Fusion: V on (dynamic fusion, the default) or off (static)."""
+    strength: float | None = Field(default=None, ge=0)
+    """Fusion: the pull of V towards the identity, by default 0.01; 0 turns it off."""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Fusion: dropout on the scores, before the softmax; by default none."""
+    temperature: float | None = Field(default=None, gt=0)
+    """Fusion: divides the scores; by default 1."""
+    subset: int | None = Field(default=None, ge=1)
+    """Fusion: how many members, drawn anew for each batch, take part in training; by default all."""
+    sites: tuple[str, ...] | None = None
+    """Fusion: kinds of places where it acts, as in ffn, or single places; by default wherever a member does."""
+    leave_out: tuple[int | str, ...] | None = None
+    """Fusion: layers where neither the fusion nor its members act, as in 11 or decoder.3."""
+
+    def fusion_options(self) -> dict[str, Any]:
+        """What was said of the fusion, as `inlay.add_fusion` takes it."""
+        found = {name: getattr(self, name) for name in FusionOptions.model_fields}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class Settings(Data, Recipe, FusionOptions):
     """What to train, on what, how, and where to."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     host: str
-    """The pretrained host: a folder, or a model's name on the hub."""
+    """The pretrained host: a folder, a model's name on the hub, or a run to go on from."""
     out: Path
     """The run folder to write to; it must be new or empty."""
+    recipe: str | None = None
+    """A named recipe (see `inlay ls recipes`) for all that is not said otherwise."""
     name: str | None = None
     """The inlay's name; by default that of the run folder."""
     mode: Mode = "inlay"
@@ -33,8 +67,14 @@ class Settings(Data, Recipe):
     """The inlay's method (see `inlay ls methods`)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The method's own settings, as in reduction=16."""
+    start: Path | None = None
+    """Start from this trained inlay, or this run's: its method and weights, its head if the labels are the same."""
     members: tuple[Path, ...] = ()
     """Runs or inlays to fuse (mode fusion)."""
+    norms: bool | None = None
+    """Whether the inlay or fusion owns a copy of the host's norms; by default as the method's paper has it."""
+    pooling: Literal["mean", "first", "last", "host"] | None = None
+    """How the head pools tokens: mean, first, last, or as a copy of the host's own; by default mean, decoders last."""
     head_layers: int = Field(default=1, ge=1, le=64)
     """How many linear layers the head has."""
     head_dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -46,11 +86,32 @@ class Settings(Data, Recipe):
     trackers: tuple[Tracker, ...] = ()
     """Log to these as well, if they are installed: tensorboard, wandb, mlflow."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_recipe(cls, given: Any) -> Any:
+        """What a recipe says, and over it what was said; a method's options are joined."""
+        if not isinstance(given, dict):
+            return given
+        said = {OTHER_NAMES.get(str(name), str(name)): value for name, value in given.items()}
+        if said.get("recipe") is None:
+            return said
+        found = recipe_settings(str(said["recipe"]), said)
+        options = found.get("options", {}) | _as_table(said.get("options", {}))
+        return found | said | ({"options": options} if options else {})
+
     @field_validator("options", mode="before")
     @classmethod
     def _pairs(cls, given: Any) -> Any:
-        """From the command line options come as name=value, the values in YAML."""
-        return named_values(given) if isinstance(given, list | tuple) else given
+        return _as_table(given)
+
+    def by_recipe(self) -> dict[str, Any]:
+        """The settings that the recipe says of this job."""
+        return recipe_settings(self.recipe, self.model_dump()) if self.recipe is not None else {}
+
+
+def _as_table(given: Any) -> Any:
+    """From the command line options come as name=value, the values in YAML."""
+    return named_values(given) if isinstance(given, list | tuple) else given
 
 
 def named_values(pairs: Iterable[str]) -> dict[str, Any]:
@@ -62,3 +123,56 @@ def named_values(pairs: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"an option is name=value, got {pair!r}")
         found[name.strip()] = read_yaml(value, f"the value of the option {name.strip()!r}")
     return found
+
+
+# what nothing uses
+
+
+OF_A_HEAD = ("pooling", "head_layers", "head_dropout")
+OF_TEXT = ("prompt", "answers", "answering", "beams", "length_penalty", "no_repeat_ngram")
+OF_WRITING = ("beams", "length_penalty", "no_repeat_ngram")
+
+
+def unused(settings: Settings) -> list[str]:
+    """A sentence for each setting that was given and that nothing in this job uses."""
+    said, mode = given_to(settings), settings.mode
+    needs = {
+        "mode fusion": ("members", *FusionOptions.model_fields) if mode != "fusion" else (),
+        "mode inlay": ("method", "options", "start") if mode != "inlay" else (),
+        "mode inlay or fusion": ("norms",) if mode not in ("inlay", "fusion") else (),
+        "method mixture": ("consistency", "consistency_detach") if (mode, settings.method) != MIXTURE else (),
+        "rows": ("rows_seed",) if settings.rows is None else (),
+        "answering generation": OF_WRITING if settings.answering != "generation" else (),
+        "more than one beam": ("length_penalty",) if settings.beams == 1 else (),
+        "a head that pools": ("head_layers", "head_dropout") if settings.pooling == "host" else (),
+    }
+    return [_refusal(name, need, said[name]) for need, names in needs.items() for name in names if name in said]
+
+
+def unused_here(settings: Settings, kind: str, text: bool) -> list[str]:
+    """The same for what depends on the task's kind, and on whether the host answers in text."""
+    said = given_to(settings)
+    needs = {
+        "a host that answers in text, such as T5": () if text else OF_TEXT,
+        "a head, and this host answers in text": OF_A_HEAD if text else (),
+        "labels and a head that chooses one": () if kind == "classification" and not text else ("class_weights",),
+        "labels or words to choose from": () if text or kind in ("classification", "tags") else ("label_smoothing",),
+        "labels or choices to rank": () if kind in ("classification", "choice") else ("answering",),
+    }
+    return [_refusal(name, need, said[name]) for need, names in needs.items() for name in names if name in said]
+
+
+MIXTURE = ("inlay", "mixture")
+
+
+def given_to(settings: Settings) -> Mapping[str, Any]:
+    """Settings that differ both from their defaults and from what the recipe says."""
+    found, recipe = settings.model_dump(), settings.by_recipe()
+    fields = type(settings).model_fields
+    usual = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    asked = Settings.model_construct(**usual | recipe).model_dump(warnings=False)
+    return {name: value for name, value in found.items() if value not in (usual[name], asked[name])}
+
+
+def _refusal(name: str, need: str, value: Any) -> str:
+    return f"{name} is {value!r}, but nothing would use it: it needs {need}. Leave it out."

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,14 +25,15 @@ from inlay.checkpoints.ours import save
 from inlay.data import Example, Prepared, Task, prepare
 from inlay.errors import CheckpointError, ConfigError, InlayError
 from inlay.host.verbs import inlays_of, summary
-from inlay.methods import Method, method_from
+from inlay.methods import Method
 from inlay.runs.folder import Run, inlay_in, versions
 from inlay.runs.report import write_report
-from inlay.runs.settings import Settings
+from inlay.runs.settings import Settings, unused, unused_here
+from inlay.runs.start import begun_from_a_run, method_of, norms_of, start_from
 from inlay.storage.files import digest
 from inlay.storage.folders import replacing
 from inlay.storage.plain_json import as_json
-from inlay.training.codec import Answer, Codec, EncodedSplit
+from inlay.training.codec import Answer, Codec, EncodedSplit, answer_form, asking
 from inlay.training.evaluate import ask
 from inlay.training.interrupt import Interrupted
 from inlay.training.loop import Diverged, Outcome, TrainingLoop, accelerator_for, check_batch
@@ -71,25 +73,60 @@ class Allowed:
     """Let the host's own Python code run."""
 
 
-def get_ready(settings: Settings, allowed: Allowed = Allowed()) -> Job:  # noqa: B008 (it is frozen)
-    """Read the rows, open the host, set in what trains. Nothing is written."""
+def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool = False) -> Job:  # noqa: B008 (frozen)
+    """Read the rows, open the host, set in what trains. Nothing is written.
+
+    resume: the settings are a run's own, of which an earlier version may have left some unused.
+    """
     use_threads(settings.threads)
-    found = _checked(settings, allowed)
+    settings = begun_from_a_run(settings)
+    found = _checked(settings, allowed, resume)
     torch.manual_seed(settings.seed)
     trust = allowed.trust_remote_code
     bench = Workbench.open(settings.host, found.prepared.task, found.config, trust_remote_code=trust)
+    head = None if bench.form == "text" else bench.head(settings.head_layers, settings.head_dropout, settings.pooling)
     name = bench.set_up(
         settings.name or _usual_name(settings.out),
         settings.mode,
         method=found.method,
         members=found.members,
-        head=bench.head(settings.head_layers, settings.head_dropout),
+        head=head,
+        norms=norms_of(settings),
+        fusion=settings.fusion_options(),
         any_host=allowed.any_host,
     )
-    kind = settings.method if settings.mode == "inlay" else settings.mode
+    if settings.start is not None and name is not None:
+        start_from(bench.host, name, inlay_in(settings.start))
+    kind = found.method if found.method is not None else settings.mode
     resolved = filled(settings, kind, text=bench.form == "text").model_dump(include={"lr", "epochs"})
+    if found.method is not None:
+        resolved["method"] = found.method.kind
     settings = settings.model_copy(update=resolved | {"name": name})
-    return Job(settings, found.prepared, bench.host, bench.codec(settings.max_length), name)
+    return Job(settings, found.prepared, bench.host, codec_for(bench, settings, found.prepared), name)
+
+
+def codec_for(bench: Workbench, settings: Settings, prepared: Prepared) -> Codec:
+    """The workbench's codec with the settings of the loss and of answering in text."""
+    return replace(
+        asking(bench.codec(settings.max_length), settings),
+        label_smoothing=settings.label_smoothing,
+        class_weights=_class_weights(settings, prepared),
+    )
+
+
+def _class_weights(settings: Settings, prepared: Prepared) -> tuple[float, ...] | None:
+    """One number per label; balanced: rows / (labels · rows of the label), which is 1 in the mean over the rows."""
+    labels = prepared.task.labels
+    if settings.class_weights == "balanced":
+        counts = Counter(int(example.target) for example in prepared.train)  # type: ignore[arg-type]
+        rows = len(prepared.train)
+        return tuple(rows / (len(labels) * max(1, counts[i])) for i in range(len(labels)))
+    if settings.class_weights is not None and len(settings.class_weights) != len(labels):
+        raise ConfigError(
+            f"class_weights has {len(settings.class_weights)} numbers, but there are {len(labels)} labels: "
+            f"{', '.join(labels)}. Give one for each, in this order."
+        )
+    return settings.class_weights
 
 
 def _usual_name(out: Path) -> str:
@@ -107,7 +144,7 @@ class _Found:
     config: PretrainedConfig
 
 
-def _checked(settings: Settings, allowed: Allowed) -> _Found:
+def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
     """Method, rows, members and the host's config; whatever is wrong with any of them is said at once."""
     problems: list[str] = []
 
@@ -119,11 +156,18 @@ def _checked(settings: Settings, allowed: Allowed) -> _Found:
             return cast(T, None)
 
     found = _Found(
-        look(lambda: method_from({"kind": settings.method, **settings.options}) if settings.mode == "inlay" else None),
+        look(lambda: method_of(settings)),
         look(lambda: _few_to_validate(prepare(settings), settings.eval_rows)),
         look(lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))]),
         look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code)),
     )
+    if not resume:
+        problems += unused(settings)
+        if found.config is not None and found.prepared is not None:
+            task = found.prepared.task
+            text = look(lambda: answer_form(task, found.config)) == "text"
+            problems += unused_here(settings, task.kind, text)
+            look(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
     look(lambda: _check_trackers(settings.trackers))
     if problems:
         raise ConfigError("\n".join(problems))
@@ -169,14 +213,14 @@ def train_run(
     run = Run(settings.out)
     accelerator = accelerator_for(settings, settings.trackers, settings.out)
     if not accelerator.is_main_process:
-        _train(get_ready(settings, allowed), run, accelerator, Silent())
+        _train(get_ready(settings, allowed, resume=resume), run, accelerator, Silent())
         return run
     with run.locked(fresh=not resume):
         if finish and not run.checkpoint.exists():
             raise ConfigError(f"{run.folder} has no checkpoint yet, so there is nothing to finish with.")
         if resume and run.record().get("status") == "finished":
             raise ConfigError(f"{run.folder} is finished. Look at it with: inlay inspect {run.folder}")
-        job = get_ready(settings, allowed)
+        job = get_ready(settings, allowed, resume=resume)
         facts = _facts(job) | {"processes": accelerator.num_processes}
         if resume:
             _check_same(run.record(), facts, allowed)
@@ -201,7 +245,7 @@ def _check_same(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed) ->
     """A checkpoint is a place among the rows that the run began with, and of the host that it began with."""
     if not begun:
         return
-    if (begun["rows"], begun["task"]) != (now["rows"], now["task"]):
+    if (begun["rows"], Task(**begun["task"])) != (now["rows"], Task(**now["task"])):
         then, here = (f"rows {facts['rows']}, labels {facts['task'].get('labels')}" for facts in (begun, now))
         raise ConfigError(f"the files are not those that the run began with ({then}; now {here}). Start a new run.")
     if begun.get("rows_sha256", now["rows_sha256"]) != now["rows_sha256"]:
@@ -225,6 +269,8 @@ def _lasting(settings: Settings) -> dict[str, Any]:
         if name in found:
             found[name] = str(Path(found[name]).absolute())
     found["members"] = [str(member.absolute()) for member in settings.members]
+    if settings.start is not None:
+        found["start"] = str(settings.start.absolute())
     if Path(settings.host).is_dir():
         found["host"] = str(Path(settings.host).absolute())
     return found
@@ -239,7 +285,7 @@ def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher, finish:
         job.split("train"),
         job.split("validation"),
         job.settings,
-        objective=objective_for(job.host, job.name),
+        objective=objective_for(job.host, job.name, job.settings),
         accelerator=accelerator,
         checkpoint=run.checkpoint,
         log=run.log,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from inlay.data import Data, Task, builtin_tasks, prepare
 from inlay.data.examples import Example, examples
 from inlay.data.rows import Table, read_table
 from inlay.errors import CheckpointError, ConfigError
-from inlay.host.heads import Head
+from inlay.host.heads import CHOICE, SPAN, Head
 from inlay.host.verbs import activate
 from inlay.runs.folder import RECORD, Run
 from inlay.runs.settings import Settings
 from inlay.runs.train import FILES, Allowed
-from inlay.training.codec import Answer, Codec, EncodedSplit
-from inlay.training.evaluate import ask
+from inlay.training.codec import Answer, Codec, EncodedSplit, asking
+from inlay.training.evaluate import Route, ask
 from inlay.training.progress import Silent, Watcher, counter
 from inlay.training.recipe import Recipe
 from inlay.training.workbench import Workbench
@@ -79,17 +79,23 @@ class Opened:
         for row, answer in zip(table.rows, self.answers(self.codec.encode(rows, labelled=False), watch), strict=True):
             yield {**row, **self._said(answer)}
 
-    def answers(self, split: EncodedSplit, watch: Watcher | None = None) -> list[Answer]:
+    def answers(
+        self, split: EncodedSplit, watch: Watcher | None = None, route: Route | None = None
+    ) -> list[Answer]:  # fmt: skip
         """What the host says about rows."""
         watch, total = watch or Silent(), len(split.examples)
         watch.start("rows", 0, total)
         try:
-            return ask(self.host, self.codec, split, watch=counter(watch, total))
+            return ask(self.host, self.codec, split, watch=counter(watch, total), route=route or Route())
         finally:
             watch.stop()
 
     def _said(self, answer: Answer) -> dict[str, Any]:
         task = self.codec.task
+        if isinstance(answer.prediction, tuple):
+            return _several(task, answer)
+        if task.kind == "spans":
+            return {"answer": answer.prediction, "probability": round((answer.probabilities or (0.0,))[0], 6)}
         if task.kind != "classification":
             said: dict[str, Any] = {"prediction": answer.prediction}
             return said | ({"probabilities": list(answer.probabilities)} if answer.probabilities else {})
@@ -100,6 +106,15 @@ class Opened:
             else None
         )
         return {"label": label, "probabilities": shares}
+
+
+def _several(task: Task, answer: Answer) -> dict[str, Any]:
+    """Several labels of one text, or one for each word."""
+    assert isinstance(answer.prediction, tuple)
+    labels, shares = [task.labels[i] for i in answer.prediction], [round(p, 6) for p in answer.probabilities or ()]
+    if task.kind == "tags":
+        return {"tags": labels, "probabilities": shares}
+    return {"labels": labels, "probabilities": dict(zip(task.labels, shares, strict=True))}
 
 
 def open_for_use(path: Path, host_name: str | None = None, allowed: Allowed = Allowed()) -> Opened:  # noqa: B008 (frozen)
@@ -132,10 +147,15 @@ def _open_run(run: Run, host_name: str | None, allowed: Allowed) -> Opened:
     run.check_host()
     host_name = str(run.host) if run.host.is_dir() else host_name or record["host"]
     bench = Workbench.open(host_name, Task(**record["task"]), trust_remote_code=allowed.trust_remote_code)
+    name = set_in(bench.host, run, allowed) if record["name"] else None
+    return _ready(bench, name, run, record["max_length"], run.config())
+
+
+def set_in(host: PreTrainedModel, run: Run, allowed: Allowed = Allowed()) -> str:  # noqa: B008 (frozen)
+    """Set a run's inlay into a host, after the members that it is over; returns its name."""
     for member in run.member_folders():
-        load(bench.host, member, name=member.name, any_host=allowed.any_host)
-    name = _loaded(bench.host, run.inlay, allowed) if record["name"] else None
-    return _ready(bench, name, run, record["max_length"])
+        load(host, member, name=member.name, head=False, any_host=allowed.any_host)
+    return _loaded(host, run.inlay, allowed)
 
 
 def _check_inlay(run: Run, record: dict[str, Any]) -> None:
@@ -155,10 +175,15 @@ def _loaded(host: PreTrainedModel, folder: Path, allowed: Allowed) -> str:
     return name
 
 
-def _ready(bench: Workbench, name: str | None, run: Run | None, max_length: int) -> Opened:
+def _ready(
+    bench: Workbench, name: str | None, run: Run | None, max_length: int, config: Mapping[str, Any] | None = None
+) -> Opened:
     if name is not None:
+        bench.check_head(name)
         activate(bench.host, name)
-    return Opened(bench.host.eval(), bench.codec(max_length), name, run)
+    asked = {field: config[field] for field in Recipe.model_fields if config is not None and field in config}
+    codec = asking(bench.codec(max_length), Recipe(**asked))
+    return Opened(bench.host.eval(), codec, name, run)
 
 
 def _task_of(manifest: Manifest) -> tuple[Task, int]:
@@ -178,6 +203,14 @@ def _task_of(manifest: Manifest) -> tuple[Task, int]:
         raise CheckpointError(
             "this inlay has no head of its own, so its labels are not known; give the run it came from."
         )
-    labels = Head(**manifest.head).names or ()
+    head = Head(**manifest.head)
+    labels, called = head.names or (), name or manifest.name
+    if head.per_token:
+        task = Task(name=called, kind="spans") if labels == SPAN else Task(name=called, kind="tags", labels=labels)
+        return task, usual
+    if labels == CHOICE:
+        return Task(name=called, kind="choice"), usual
+    if head.problem_type == "multi_label_classification":
+        return Task(name=called, kind="multilabel", labels=labels), usual
     own = {"labels": labels} if len(labels) > 1 else {"kind": "regression"}
-    return Task(name=name or manifest.name, **own), usual
+    return Task(name=called, **own), usual

@@ -1,16 +1,24 @@
 """A task's examples as one host reads them, and its answers as the task means them.
 
-form       answers with                        host class
-labels     a label or a number                 AutoModelForSequenceClassification
-choice     one of the row's choices            AutoModelForMultipleChoice
-text       generated text                      AutoModelForSeq2SeqLM
+form       answers with              host class
+labels     the logits of a head      AutoModelForSequenceClassification, for every kind of task: the head is the inlay's
+text       generated text            AutoModelForSeq2SeqLM
+
+kind of task      logits of the head    their loss, summed
+classification    (B, labels)           cross-entropy
+regression        (B, 1)                squared error
+choice            (B, choices)          cross-entropy; each choice is a text with one number, absent ones get the lowest
+multilabel        (B, labels)           binary cross-entropy, the mean over labels
+tags              (B, T, labels)        cross-entropy over the first tokens of words
+spans             (windows, T, 2)       cross-entropy over tokens, the mean of first and last
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -20,11 +28,16 @@ from inlay.data.examples import Example
 from inlay.data.metrics import score
 from inlay.data.task import Task
 from inlay.errors import InlayError
-from inlay.training.tokens import Features, Target, features
+from inlay.training.recipe import Recipe
+from inlay.training.tokens import IGNORED, Features, Target, features, first_token, window_features, word_features
 
-AnswerForm = Literal["labels", "choice", "text"]
+AnswerForm = Literal["labels", "text"]
 GENERATORS = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 """Families that answer every task in text, as they were trained."""
+STRIDE = 128
+"""Tokens that the windows of a long context share, where there is room for so many."""
+LONGEST_SPAN, N_BEST = 30, 20
+"""Tokens of the longest answer, and how many spans of each window are compared."""
 
 
 def answer_form(task: Task, config: PretrainedConfig) -> AnswerForm:
@@ -32,17 +45,23 @@ def answer_form(task: Task, config: PretrainedConfig) -> AnswerForm:
     if task.kind == "text" or config.model_type in GENERATORS:
         if not config.is_encoder_decoder:
             raise InlayError(f"{task.name} asks for text, which needs a host such as T5, not {config.model_type}.")
+        if task.kind in ("multilabel", "tags", "spans"):
+            raise InlayError(
+                f"{config.model_type} answers in text, which has no form for {task.kind} here. "
+                f"Use an encoder such as BERT, or a decoder such as GPT-2."
+            )
         return "text"
-    return "choice" if task.kind == "choice" else "labels"
+    return "labels"
 
 
 @dataclass(frozen=True)
 class Answer:
     """What a host said about one example."""
 
-    prediction: int | float | str
-    """Index of the label or choice (-1: no label at all), a number, or a text."""
+    prediction: int | float | str | tuple[int, ...]
+    """Index of the label or choice (-1: no label at all), a number, a text, or the indices of several labels."""
     probabilities: tuple[float, ...] | None = None
+    """Of every label or choice; of the label of each word; of the span among the best ones."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,13 @@ class Codec:
     form: AnswerForm
     tokenizer: PreTrainedTokenizerBase
     max_length: int
+    stride: int = STRIDE
+    answering: Literal["generation", "ranking"] = "generation"
+    """Form text: whether the host writes its answer, or the labels are ranked by their likelihood."""
+    writing: Mapping[str, Any] = field(default_factory=dict)
+    """Form text: further settings of `generate`."""
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
 
     def encode(self, examples: Sequence[Example], *, labelled: bool = True) -> EncodedSplit:
         """Examples with their tokens, and with their targets where they have some."""
@@ -69,11 +95,25 @@ class Codec:
             asked = [Example(((self._question(example), None),), None) for example in examples]
             targets = [self._answer(example) for example in examples] if labelled else None
             return EncodedSplit(examples, features(asked, self.tokenizer, self.max_length, targets))
-        targets = [example.target for example in examples] if labelled else None
-        return EncodedSplit(examples, features(examples, self.tokenizer, self.max_length, targets))
+        return EncodedSplit(examples, self._features(examples, labelled))
+
+    def _features(self, examples: Sequence[Example], labelled: bool) -> Features:
+        if self.task.kind == "tags":
+            return word_features(examples, self.tokenizer, self.max_length, labelled)
+        if self.task.kind == "spans":
+            return window_features(examples, self.tokenizer, self.max_length, self.stride, labelled)
+        targets: list[Target] | None = None
+        if labelled and self.task.kind == "multilabel":
+            all_labels = range(len(self.task.labels))
+            targets = [tuple(float(i in cast(tuple[int, ...], e.target)) for i in all_labels) for e in examples]
+        elif labelled:
+            targets = [cast(Target, example.target) for example in examples]
+        return features(examples, self.tokenizer, self.max_length, targets)
 
     def _question(self, example: Example) -> str:
         """The example as one text, in the manner T5 was trained with."""
+        if self.task.prompt is not None and example.prompt is not None:
+            return example.prompt
         text, pair = example.texts[0]
         if self.task.kind == "text" and pair is None:
             return text
@@ -89,45 +129,153 @@ class Codec:
 
     def _answer(self, example: Example) -> str:
         """What the host should say; numbers in steps of 0.2, as T5 has them."""
-        target = example.target
-        if self.task.kind == "classification":
-            return self.task.labels[int(target)]  # type: ignore[arg-type]
+        candidates = self.candidates(example)
+        if candidates is not None:
+            return candidates[int(example.target)]  # type: ignore[arg-type]
         if self.task.kind == "regression":
-            return f"{round(float(target) * 5) / 5:.1f}"  # type: ignore[arg-type]
-        return f"choice{target}" if self.task.kind == "choice" else str(target)
+            return f"{round(float(example.target) * 5) / 5:.1f}"  # type: ignore[arg-type]
+        return str(example.target)
 
-    def decode(self, said: str) -> Answer:
-        """A generated text as an answer."""
-        said = said.strip()
+    def candidates(self, example: Example) -> Sequence[str] | None:
+        """Every answer that the host may give, in words or as an index; None where there is no list of them."""
         if self.task.kind == "classification":
-            return Answer(self.task.labels.index(said) if said in self.task.labels else -1)
+            return _indices(len(self.task.labels)) if self.task.answers == "index" else self.task.labels
+        if self.task.kind != "choice":
+            return None
+        if self.task.answers == "text":
+            return example.choices
+        return [f"{'choice' if self.task.answers == 'words' else ''}{i}" for i in range(len(example.texts))]
+
+    def decode(self, said: str, example: Example) -> Answer:
+        """A generated text as an answer to an example; what is none of its labels, or no number, is -1."""
+        said = said.strip()
+        candidates = self.candidates(example)
+        if candidates is not None:
+            known = said in candidates
+            if not known and self.task.answers == "text":
+                return Answer(said)  # a part of the right words is worth something
+            return Answer(list(candidates).index(said) if known else -1)
         if self.task.kind == "regression":
             try:
-                return Answer(float(said))
+                return Answer(float(said) if math.isfinite(float(said)) else -1.0)
             except ValueError:
-                return Answer(0.0)
-        if self.task.kind == "choice":
-            number = said.removeprefix("choice")
-            return Answer(int(number) if number.isdigit() else -1)
+                return Answer(-1.0)
         return Answer(said)
 
-    def answers(self, logits: Tensor) -> list[Answer]:
-        """Logits (B, outputs) as answers."""
+    def answers(self, logits: Tensor, split: EncodedSplit | None = None, rows: Sequence[int] = ()) -> list[Answer]:
+        """Logits as answers; a split and its rows say what the tokens of tags and spans stand for."""
         if self.task.kind == "regression":
             return [Answer(float(value)) for value in logits.flatten().tolist()]
+        if self.task.kind == "multilabel":
+            each = logits.double().sigmoid().tolist()
+            return [Answer(tuple(i for i, p in enumerate(row) if p > 0.5), tuple(row)) for row in each]
+        if self.task.kind in ("tags", "spans"):
+            assert split is not None, "tags and spans are read off tokens"
+            logits = logits.double().cpu()
+            return self._tags(logits, split, rows) if self.task.kind == "tags" else self._spans(logits, split, rows)
         shares = logits.double().softmax(-1)
         best = shares.argmax(-1).tolist()
         return [Answer(i, tuple(row)) for i, row in zip(best, shares.tolist(), strict=True)]
+
+    def _tags(self, logits: Tensor, split: EncodedSplit, rows: Sequence[int]) -> list[Answer]:
+        """The label of every word, read off its first token. Words that were cut off get O, or the first label."""
+        shares, labels = logits.softmax(-1).max(-1)  # (B, T)
+        outside = self.task.labels.index("O") if "O" in self.task.labels else 0
+        found = []
+        for i, row in enumerate(rows):
+            word = split.features.stands_for(row)["word"].long()
+            first, here = word >= 0, split.features.real(len(word), logits.shape[1])
+            said, sure = torch.full((2, len(split.examples[row].words)), outside).double()
+            said[word[first]] = labels[i, here][first].double()
+            sure[word[first]] = shares[i, here][first]
+            found.append(Answer(tuple(map(int, said.tolist())), tuple(sure.tolist())))
+        return found
+
+    def _spans(self, logits: Tensor, split: EncodedSplit, rows: Sequence[int]) -> list[Answer]:
+        """The best span over all windows of a row; no answer where that scores higher and is allowed."""
+        found, windows, made = [], iter(logits), split.features
+        for row in rows:
+            spans: list[tuple[float, str]] = []
+            nothing = float("inf")
+            context = str(split.examples[row].texts[0][1])
+            for window in made.sequences([row]).tolist():
+                begin, end = (made.stands_for(window)[name] for name in ("begin", "end"))
+                scores = next(windows)[made.real(len(begin), logits.shape[1])]  # (T, 2) without padding
+                nothing = min(nothing, float(scores[first_token(made, window, self.tokenizer)].sum()))
+                best = _best_spans(scores, begin >= 0)
+                spans += [(score, context[int(begin[a]) : int(end[b])].strip()) for score, a, b in best]
+            spans += [(nothing, "")] if self.task.unanswerable or not spans else []
+            spans.sort(key=lambda span: -span[0])
+            shares = torch.tensor([score for score, _ in spans[:N_BEST]]).softmax(0)
+            found.append(Answer(spans[0][1], (float(shares[0]),)))
+        return found
+
+    def counted(self, labels: Tensor) -> int:
+        """What the loss of a batch is a sum over: rows, windows, labelled words, or target tokens."""
+        return int((labels != IGNORED).sum()) if self.form == "text" or self.task.kind == "tags" else len(labels)
+
+    def problem(self) -> str:
+        """What is asked, in transformers' words."""
+        if self.form == "text":
+            return "single_label_classification"
+        names = {"regression": "regression", "multilabel": "multi_label_classification"}
+        return names.get(self.task.kind, "single_label_classification")
+
+    def compared(self, logits: Tensor) -> Tensor:
+        """Logits with what is chosen from in the last dimension: for spans the tokens, (windows, 2, T)."""
+        return logits.transpose(1, 2) if self.task.kind == "spans" else logits
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss summed over a batch's rows, or target tokens; the step divides it by `Features.weights`."""
         if self.task.kind == "regression" and self.form != "text":
             return torch.nn.functional.mse_loss(logits.flatten().float(), labels.float(), reduction="sum")
-        return torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="sum")
+        if self.task.kind == "multilabel":
+            each = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
+            return each.mean(-1).sum()
+        if self.task.kind == "spans":
+            first_and_last = self.compared(logits).flatten(0, 1).float()  # (windows · 2, T)
+            return torch.nn.functional.cross_entropy(first_and_last, labels.flatten(), reduction="sum") / 2
+        weights = None if self.class_weights is None else torch.tensor(self.class_weights, device=logits.device)
+        return torch.nn.functional.cross_entropy(
+            logits.flatten(0, -2).float(), labels.flatten(), weight=weights, reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )  # fmt: skip
 
     def measure(self, split: EncodedSplit, answers: Sequence[Answer]) -> dict[str, float]:
         """The task's metrics of answers to a split's examples."""
         examples = split.examples
-        return score(
-            self.task, [e.target for e in examples], [a.prediction for a in answers], [e.group for e in examples]
-        )
+        targets = [e.answers or e.target for e in examples]
+        said = [self._in_words(e, a) if e.answers else a.prediction for e, a in zip(examples, answers, strict=True)]
+        return score(self.task, targets, said, [e.group for e in examples])
+
+    def _in_words(self, example: Example, answer: Answer) -> str:
+        """A choice as its text; none of them is no text at all."""
+        said = answer.prediction
+        if isinstance(said, str):
+            return said
+        return example.choices[said] if isinstance(said, int) and said >= 0 else ""
+
+
+def asking(codec: Codec, recipe: Recipe) -> Codec:
+    """A codec that asks hosts which answer in text as a recipe says."""
+    writing: dict[str, Any] = {"num_beams": recipe.beams}
+    if recipe.beams > 1:
+        writing["length_penalty"] = recipe.length_penalty
+    if recipe.no_repeat_ngram:
+        writing["no_repeat_ngram_size"] = recipe.no_repeat_ngram
+    return replace(codec, answering=recipe.answering, writing=writing)
+
+
+def _indices(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))
+
+
+def _best_spans(scores: Tensor, context: Tensor) -> list[tuple[float, int, int]]:
+    """The best (score, first, last) among a window's spans in the context; scores are (T, 2)."""
+    start, end = scores.masked_fill(~context.unsqueeze(1), -torch.inf).T
+    whole = start.unsqueeze(1) + end.unsqueeze(0)  # (T, T): first, last
+    allowed = torch.ones_like(whole, dtype=torch.bool).triu().tril(LONGEST_SPAN - 1)
+    whole = whole.masked_fill(~allowed, -torch.inf)
+    score, at = whole.flatten().topk(min(N_BEST, whole.numel()))
+    found = zip(score.tolist(), at.tolist(), strict=True)
+    return [(value, i // len(context), i % len(context)) for value, i in found if value > -torch.inf]

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inlay.compose.attention import FusionActivations, fusion_activations
+from inlay.compose.activations import FusionActivations, fusion_activations
+from inlay.compose.ensemble import routing
+from inlay.errors import ConfigError
+from inlay.host.setup import names_in
+from inlay.host.verbs import active
+from inlay.methods.mixture import Routing
 from inlay.training.batching import reading_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
+from inlay.training.ranking import ranked
 from inlay.training.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -22,6 +31,46 @@ NEW_TOKENS = 8
 """Room beyond the longest expected answer."""
 
 
+@dataclass(frozen=True)
+class Route:
+    """How a mixture is evaluated: by the mean of its modules, by others of them, or by several random passes."""
+
+    routing: Literal["merged", "random", "first", "ensemble"] = "merged"
+    passes: int = 4
+    """Of an ensemble: AdaMix took four."""
+    mean: Literal["logits", "probabilities"] = "logits"
+    """What an ensemble takes the mean of."""
+
+    @property
+    def times(self) -> int:
+        return self.passes if self.routing == "ensemble" else 1
+
+    def check(self, codec: Codec) -> None:
+        if self.mean == "probabilities" and codec.task.kind not in ("classification", "choice"):
+            raise ConfigError(f"{codec.task.kind} has no probabilities to average; use the mean of logits.")
+        if self.routing == "ensemble" and codec.form == "text":
+            raise ConfigError(
+                "an ensemble needs a host with a head; one that answers in text has no logits to average."
+            )
+
+    @contextmanager
+    def taken(self, host: PreTrainedModel) -> Iterator[None]:
+        """For the length of a `with` block, every mixture of the active setup goes this way."""
+        with ExitStack() as stack:
+            if self.routing != "merged":
+                for name in names_in(active(host)) or [""]:
+                    how: Routing = "random" if self.routing == "ensemble" else self.routing
+                    stack.enter_context(routing(host, name, how))
+            yield
+
+    def mean_of(self, logits: list[Tensor]) -> Tensor:
+        """Logits of every pass as those of the ensemble."""
+        whole = torch.stack(logits)
+        if len(logits) > 1 and self.mean == "probabilities" and whole.shape[-1] > 1:
+            return whole.double().log_softmax(-1).logsumexp(0) - math.log(len(logits))
+        return whole.mean(0)
+
+
 @torch.no_grad()
 def ask(
     host: PreTrainedModel,
@@ -30,20 +79,25 @@ def ask(
     *,
     accelerator: Accelerator | None = None,
     watch: Callable[[int], None] | None = None,
+    route: Route | None = None,
 ) -> list[Answer]:
-    """The active setup's answers, in the order of the examples. The host is left in the state it was in."""
-    training = host.training
+    """The active setup's answers, in the order of the examples. The host is left in the state it was in.
+
+    route: how a mixture is evaluated; without it by the mean of its modules.
+    """
+    training, route = host.training, route or Route()
+    route.check(codec)
     host.eval()
     rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator is not None else (0, 1)
     found: list[tuple[int, Answer]] = []
     try:
-        for rows in reading_batches(split.features.lengths, BATCH)[rank::world]:
-            batch = {name: tensor.to(host.device) for name, tensor in split.features.collate(rows).items()}
-            batch.pop("labels", None)
-            said = _generated(host, codec, split, batch) if codec.form == "text" else codec.answers(scores(host, batch))
-            found += zip(rows, said, strict=True)
-            if watch is not None:
-                watch(len(rows))
+        with route.taken(host):
+            for rows in reading_batches(split.features.lengths, BATCH)[rank::world]:
+                batch = {name: tensor.to(host.device) for name, tensor in split.features.collate(rows).items()}
+                batch.pop("labels", None)
+                found += zip(rows, _answered(host, codec, split, rows, batch, route), strict=True)
+                if watch is not None:
+                    watch(len(rows))
     finally:
         host.train(training)
     if world > 1:
@@ -54,17 +108,37 @@ def ask(
 
 
 def scores(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Logits; a choice that a row does not have gets the lowest number."""
+    """Logits; those of choices as (B, choices)."""
     there = batch.pop("there", None)
     logits: Tensor = model(**batch).logits
-    return logits if there is None else logits.masked_fill(~there, torch.finfo(logits.dtype).min)
+    return logits if there is None else by_choice(logits, there)
 
 
-def _generated(host: PreTrainedModel, codec: Codec, split: EncodedSplit, batch: dict[str, Tensor]) -> list[Answer]:
+def by_choice(logits: Tensor, there: Tensor) -> Tensor:
+    """One number per text, (texts, 1), as (B, choices). A choice that a row does not have gets the lowest number."""
+    lowest = torch.full(there.shape, torch.finfo(logits.dtype).min, dtype=logits.dtype, device=logits.device)
+    return lowest.masked_scatter(there, logits)
+
+
+def _answered(
+    host: PreTrainedModel, codec: Codec, split: EncodedSplit, rows: list[int], batch: dict[str, Tensor], route: Route
+) -> list[Answer]:
+    """One batch."""
+    if codec.form != "text":
+        return codec.answers(route.mean_of([scores(host, dict(batch)) for _ in range(route.times)]), split, rows)
+    candidates = [codec.candidates(split.examples[row]) for row in rows]
+    if codec.answering == "ranking" and all(candidates):
+        return ranked(host, codec, batch, [each for each in candidates if each])
+    texts = _generated(host, codec, split, batch)
+    return [codec.decode(text, split.examples[row]) for text, row in zip(texts, rows, strict=True)]
+
+
+def _generated(host: PreTrainedModel, codec: Codec, split: EncodedSplit, batch: dict[str, Tensor]) -> list[str]:
     wanted = split.features.targets
     room = int(wanted.lengths.max()) if isinstance(wanted, Tokens) else 64
-    made = host.generate(**batch, max_new_tokens=room + NEW_TOKENS, do_sample=False, num_beams=1)  # type: ignore[operator]
-    return [codec.decode(text) for text in codec.tokenizer.batch_decode(made, skip_special_tokens=True)]
+    how = {"do_sample": False, "num_beams": 1, **codec.writing}
+    made = host.generate(**batch, max_new_tokens=room + NEW_TOKENS, **how)  # type: ignore[operator]
+    return codec.tokenizer.batch_decode(made, skip_special_tokens=True)
 
 
 def attention_on(host: PreTrainedModel, fusion: str, split: EncodedSplit) -> FusionActivations:
@@ -77,6 +151,8 @@ def batches_of(host: PreTrainedModel, split: EncodedSplit) -> list[dict[str, Ten
     batches = []
     for rows in reading_batches(split.features.lengths, BATCH):
         batch = split.features.collate(rows)
-        batch.pop("there", None)
+        if split.features.made != "text":  # the host itself knows no loss for choices, words and windows
+            batch.pop("labels", None)
+            batch.pop("there", None)
         batches.append({name: tensor.to(host.device) for name, tensor in batch.items()})
     return batches

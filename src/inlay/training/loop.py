@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -79,7 +80,7 @@ class Outcome:
     """To the validation rows at the best evaluation, if it was in this process."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class TrainingLoop:
     """Trains whatever requires gradients; after `run` the host holds the state that was best on the validation rows."""
 
@@ -91,7 +92,7 @@ class TrainingLoop:
     _: KW_ONLY
     objective: Objective = plain_loss
     """The loss of a step's portion."""
-    accelerator: Accelerator = None  # type: ignore[assignment]
+    accelerator: Accelerator = None
     """Without it, one that fits the recipe."""
     checkpoint: Path | None = None
     """The run is saved there as it goes, and goes on from there if the file exists."""
@@ -121,7 +122,7 @@ class TrainingLoop:
             raise ConfigError(
                 "nothing to train: no parameter of the host requires a gradient. Call inlay.train(host, name) first."
             )
-        self.model, self.optimizer = self.accelerator.prepare(self.host, _adamw(self.learned.now, recipe))
+        self.model, self.optimizer = self.accelerator.prepare(self.host, adamw(self.learned.now, recipe))
         self.position = Position()
         self.history: list[Entry] = []
         self.seen_rows = 0
@@ -217,7 +218,8 @@ class TrainingLoop:
 
     def _best_so_far(self) -> str:
         best = self.position.best
-        return f"{self.codec.task.main} {best:.3f}" if best is not None and math.isfinite(best) else ""
+        name = self.recipe.select or self.codec.task.main
+        return f"{name} {best:.3f}" if best is not None and math.isfinite(best) else ""
 
     def _evaluate_and_save_if_due(self) -> None:
         if self.position.step % (self.recipe.eval_every or self.steps_per_epoch) == 0:
@@ -242,9 +244,9 @@ class TrainingLoop:
                 **{f"validation_{name}": value for name, value in scores.items()},
             }
         )
-        main = scores[self.codec.task.main]
-        if at.best is None or main > at.best:
-            at.best, at.waited = (main if math.isfinite(main) else -math.inf), 0
+        _, value = self.recipe.selected(scores)
+        if at.best is None or value > at.best:
+            at.best, at.waited = (value if math.isfinite(value) else -math.inf), 0
             at.best_step, at.best_scores = at.step, scores
             self.learned.keep()
             self.best_answers = answers
@@ -312,18 +314,22 @@ def check_batch(rows: int, recipe: Recipe) -> None:
 
 
 def rate_at(step: int, total: int, recipe: Recipe) -> float:
-    """The schedule: the learning rate of a step, counted from 0. It rises linearly, then falls linearly to zero."""
+    """The schedule: the learning rate of a step, counted from 0. It rises linearly, then does as `schedule` says."""
     assert recipe.lr is not None
-    rise = round(recipe.warmup * total)
+    rise = recipe.warmup_steps(total)
     if step < rise:
         return recipe.lr * (step + 1) / rise
-    return recipe.lr * max(0.0, (total - step) / max(1, total - rise))
+    left = max(0.0, (total - step) / max(1, total - rise))  # 1 when it begins to fall, 0 at the end
+    return recipe.lr * {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}[recipe.schedule]
 
 
-def _adamw(learned: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
-    """Weight decay for matrices only."""
+def adamw(learned: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
+    """Weight decay for matrices only, and not for those that `no_decay` names."""
     assert recipe.lr is not None
-    matrices: list[Tensor] = [p for p in learned.values() if p.dim() > 1]
-    vectors: list[Tensor] = [p for p in learned.values() if p.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=recipe.lr)
+    decay, none = list[Tensor](), list[Tensor]()
+    for name, parameter in learned.items():
+        free = parameter.dim() <= 1 or any(fnmatchcase(name, pattern) for pattern in recipe.no_decay)
+        (none if free else decay).append(parameter)
+    groups = [{"params": decay, "weight_decay": recipe.weight_decay}, {"params": none, "weight_decay": 0.0}]
+    used = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(used, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from inlay.compose.consistency import mixture_loss
 from inlay.compose.fuse import penalty
-from inlay.compose.mix import mixture_loss
 from inlay.host.verbs import inlays_of
 from inlay.training.codec import Codec
-from inlay.training.evaluate import scores
-from inlay.training.tokens import IGNORED
+from inlay.training.evaluate import by_choice, scores
+from inlay.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,29 @@ def plain_loss(model: nn.Module, host: PreTrainedModel, codec: Codec, portion: P
     return codec.loss(scores(model, batch), labels) * portion.row_weight + penalty(host) * portion.step_share
 
 
-def consistent_loss(model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion) -> Tensor:
-    """AdaMix: the task's loss of one draw, and how far another draw is from it."""
+def consistent_loss(
+    model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion, *, weight: float = 1.0, detach: bool = True
+) -> Tensor:
+    """AdaMix: the task's loss of one draw, and how far another draw is from it. Absent choices count in neither."""
     batch = dict(portion.batch)
     there = batch.pop("there", None)
-    counted = int((batch["labels"] != IGNORED).sum()) if codec.form == "text" else len(batch["labels"])
+
+    def compared(logits: Tensor) -> Tensor:
+        return codec.compared(logits) if there is None else by_choice(logits, there)
 
     def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
-        if there is not None:
-            logits = logits.masked_fill(~there, torch.finfo(logits.dtype).min)
-        return codec.loss(logits, labels) * portion.row_weight
+        return codec.loss(codec.compared(logits), labels) * portion.row_weight  # compared twice is as it was
 
-    return mixture_loss(model, batch, task_loss, weight=counted * portion.row_weight).loss
+    whole = codec.counted(batch["labels"]) * portion.row_weight * weight
+    return mixture_loss(
+        model, batch, task_loss, weight=whole, detach=detach, compared=compared, problem=codec.problem()
+    ).loss
 
 
-def objective_for(host: PreTrainedModel, name: str | None) -> Objective:
+def objective_for(host: PreTrainedModel, name: str | None, recipe: Recipe | None = None) -> Objective:
     """The objective of what trains."""
+    recipe = recipe or Recipe()
     if name is not None and inlays_of(host)[name].method.compared_passes() > 1:
-        return consistent_loss
+        weight = 1.0 if recipe.consistency is None else recipe.consistency
+        return partial(consistent_loss, weight=weight, detach=recipe.consistency_detach is not False)
     return plain_loss

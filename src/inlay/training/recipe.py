@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from inlay.config import Config
 from inlay.errors import ConfigError, nearest
 
+if TYPE_CHECKING:
+    from inlay.methods import Method
+
 Mode = Literal["inlay", "head", "full", "fusion"]
+Schedule = Literal["linear", "cosine", "constant"]
+FUSION_VALUES = "*.parts.*.value.weight"
+"""V of a fusion by its name: decay would pull it to 0 while the penalty pulls it to the identity."""
+MEAN = "mean"
+"""The name by which `select` means the mean of all the task's metrics."""
 
 
 class Recipe(Config):
@@ -27,24 +35,90 @@ class Recipe(Config):
     """Rows per optimiser step, over all processes."""
     accumulate: int = Field(default=1, ge=1, le=100_000)
     """Run the rows of a step in this many portions, to save memory; the result is the same."""
-    warmup: float = Field(default=0.06, ge=0, lt=1)
-    """The share of all steps during which the learning rate rises."""
+    warmup: float = Field(default=0.06, ge=0)
+    """The share of all steps (below 1), or the number of steps, during which the learning rate rises."""
+    schedule: Schedule = "linear"
+    """What the learning rate does after that: fall to zero along a line or a cosine, or stay constant."""
     weight_decay: float = Field(default=0.01, ge=0, le=1e6)
     """AdamW's weight decay; biases and norms have none."""
+    no_decay: tuple[str, ...] = (FUSION_VALUES,)
+    """Further weights without decay, by name, * for anything; by default V of a fusion, which its penalty holds."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's two averages: how much of the old gradient and of its old square is kept."""
+    eps: float = Field(default=1e-8, gt=0)
+    """What AdamW adds to the root of the squares."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """The share of each target that is spread evenly over all labels, or over all words of a text."""
+    class_weights: tuple[float, ...] | Literal["balanced"] | None = None
+    """What a row of each label counts, in the labels' order; or balanced: each label counts as much as any other."""
+    consistency: float | None = Field(default=None, ge=0)
+    """Mixtures: the weight of the distance between two draws in the loss, 0 for none; by default 1."""
+    consistency_detach: bool | None = None
+    """Mixtures: whether each draw's answer is a constant for the other, as in the published code (the default)."""
     clip: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to at most this norm; 0 does not clip."""
     patience: int = Field(default=3, ge=0)
-    """Stop after this many evaluations without a better main metric; 0 never stops early."""
+    """Stop after this many evaluations without a better metric; 0 never stops early."""
+    select: str | None = None
+    """What chooses the best state: one metric of the task, or mean for the mean of all; by default the first."""
     eval_every: int | None = Field(default=None, ge=1)
     """Steps between evaluations; by default one evaluation per epoch."""
     save_every: int = Field(default=200, ge=1)
     """Steps between checkpoints; each evaluation writes one, too."""
     max_length: int = Field(default=256, ge=2, le=1 << 24)
     """Inputs are cut after this many tokens."""
+    answering: Literal["generation", "ranking"] = "generation"
+    """Hosts that answer in text: let them write, or rank the labels by their likelihood, which is faster."""
+    beams: int = Field(default=1, ge=1)
+    """Generation: how many beginnings are followed at once."""
+    length_penalty: float = 1.0
+    """Generation with beams: above 0 prefers longer texts, below 0 shorter ones."""
+    no_repeat_ngram: int = Field(default=0, ge=0)
+    """Generation: no run of this many words comes twice; 0 allows all."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision, if the device has it."""
     seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)
     """The seed of everything that is left to chance."""
+
+    @field_validator("warmup")
+    @classmethod
+    def _share_or_steps(cls, warmup: float) -> float:
+        if warmup >= 1 and warmup != int(warmup):
+            raise ValueError("a share of the steps is below 1, a number of steps is whole")
+        return warmup
+
+    @field_validator("betas")
+    @classmethod
+    def _below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("both are at least 0 and below 1")
+        return betas
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _balanced(cls, given: Any) -> Any:
+        """From the command line a word comes as a list of one."""
+        return given[0] if isinstance(given, list | tuple) and list(given) == ["balanced"] else given
+
+    @field_validator("class_weights")
+    @classmethod
+    def _positive(cls, weights: Any) -> Any:
+        if isinstance(weights, tuple) and not (weights and all(weight > 0 for weight in weights)):
+            raise ValueError("one number above 0 for each label, or balanced")
+        return weights
+
+    def warmup_steps(self, total: int) -> int:
+        """For how many of all steps the learning rate rises."""
+        return int(self.warmup) if self.warmup >= 1 else round(self.warmup * total)
+
+    def selected(self, scores: dict[str, float]) -> tuple[str, float]:
+        """What chooses the best state: its name, and its value among the task's scores, the main one first."""
+        name = self.select or next(iter(scores))
+        if name == MEAN:
+            return name, sum(scores.values()) / len(scores)
+        if name not in scores:
+            raise ConfigError(f"select is {name!r}, but this task has the metrics {', '.join(scores)}; or use {MEAN}.")
+        return name, scores[name]
 
 
 MODE_RATES: dict[str, tuple[float, float]] = {"head": (1e-3, 1e-3), "full": (2e-5, 3e-4)}
@@ -52,8 +126,8 @@ MODE_RATES: dict[str, tuple[float, float]] = {"head": (1e-3, 1e-3), "full": (2e-
 MODE_EPOCHS = 30
 
 
-def filled(recipe: Recipe, kind: str, *, text: bool = False) -> Recipe:
-    """A recipe with nothing left open, for a method's kind or for the mode 'head' or 'full'.
+def filled(recipe: Recipe, kind: str | Method, *, text: bool = False) -> Recipe:
+    """A recipe with nothing left open, for a method or its kind, or for the mode 'head' or 'full'.
 
     text: whether the host answers in text. A method says itself what its paper used.
     """
@@ -61,8 +135,10 @@ def filled(recipe: Recipe, kind: str, *, text: bool = False) -> Recipe:
     return recipe.model_copy(update={"lr": recipe.lr or lr, "epochs": recipe.epochs or epochs})
 
 
-def _usual(kind: str, text: bool) -> tuple[float, int]:
+def _usual(kind: str | Method, text: bool) -> tuple[float, int]:
     """Learning rate and epochs."""
+    if not isinstance(kind, str):
+        return kind.usual_rate(text), kind.epochs
     if kind in MODE_RATES:
         return MODE_RATES[kind][text], MODE_EPOCHS
     from inlay.methods import METHODS  # here, because it imports torch, which flags and settings do without

@@ -63,7 +63,7 @@ def save_state(
     """Write the whole state of a run."""
     tensors = {f"now.{name}": parameter.detach() for name, parameter in learned.now.items()}
     tensors |= {f"best.{name}": tensor for name, tensor in learned.best.items()}
-    names = {parameter: name for name, parameter in learned.now.items()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in learned.now.items()}
     for parameter, entries in optimizer.state.items():
         tensors |= {f"optimizer.{names[parameter]}.{key}": value for key, value in entries.items()}
     for process, states in enumerate(rng):

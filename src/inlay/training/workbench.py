@@ -3,6 +3,7 @@
     bench = Workbench.open("bert-base-uncased", task)
     name = bench.set_up("rte", "inlay", method=Pfeiffer())
     codec = bench.codec(max_length=256)
+    bench.for_task(other)          the same host and tokenizer, for a task of another kind
 
 mode      trains                                  frozen
 inlay     the inlay's modules and its head        the host
@@ -14,8 +15,9 @@ full      the host and a head                     nothing
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -29,13 +31,16 @@ from inlay.checkpoints.load import load
 from inlay.checkpoints.manifest import read_manifest
 from inlay.compose.fuse import add_fusion
 from inlay.data.task import Task
-from inlay.errors import ConfigError, InlayError
-from inlay.host.heads import Head
+from inlay.errors import CheckpointError, ConfigError, InlayError, SetupError
+from inlay.host.heads import CHOICE, SPAN, Head
+from inlay.host.registry import Inlay
 from inlay.host.verbs import add, inlays_of, train
 from inlay.methods.base import Method
 from inlay.methods.head import HeadOnly
-from inlay.training.codec import AnswerForm, Codec, answer_form
+from inlay.training.codec import STRIDE, AnswerForm, Codec, answer_form
 from inlay.training.recipe import Mode
+
+Pooling = Literal["first", "mean", "last", "host"]
 
 
 def open_config(name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -52,7 +57,7 @@ def open_config(name: str, *, trust_remote_code: bool = False) -> PretrainedConf
 
 @dataclass(frozen=True)
 class Workbench:
-    """A host and its tokenizer, opened for one task."""
+    """A host and its tokenizer, opened once, and the task at hand."""
 
     host: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -71,8 +76,14 @@ class Workbench:
         if form == "labels":
             config.num_labels = max(1, len(task.labels))
         try:
-            host = _class_for(form).from_pretrained(name, config=config, dtype=torch.float32, **trust)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name, **trust)
+            host = _class_for(form).from_pretrained(
+                name,
+                config=config,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,  # a head for other labels
+                **trust,
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name, config=config, **trust)
         except (OSError, ValueError) as error:
             _refuse_remote_code(name, error)
             raise InlayError(f"the host {name!r} cannot be opened for {task.kind}: {_first_line(error)}") from None
@@ -82,9 +93,22 @@ class Workbench:
             host.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         return cls(host, tokenizer, task, form)
 
-    def codec(self, max_length: int = 256) -> Codec:
-        """Between the task and the host; inputs are cut at `max_length` tokens, or earlier if the host needs it."""
-        return Codec(self.task, self.form, self.tokenizer, self.longest_input(max_length))
+    def for_task(self, task: Task) -> Workbench:
+        """The same host and tokenizer for another task. Its inlays stay, and each has its own head."""
+        form = answer_form(task, self.host.config)
+        if form != self.form:
+            raise InlayError(
+                f"this host was opened to answer with {self.form}, but {task.name} ({task.kind}) needs {form}. "
+                f"Open another host for it."
+            )
+        return replace(self, task=task)
+
+    def codec(self, max_length: int = 256, stride: int = STRIDE) -> Codec:
+        """Between the task and the host; inputs are cut at `max_length` tokens, or earlier if the host needs it.
+
+        stride: tokens that the windows of a long context share (kind spans), which is read whole.
+        """
+        return Codec(self.task, self.form, self.tokenizer, self.longest_input(max_length), stride)
 
     def longest_input(self, wanted: int) -> int:
         """The most tokens that the host, its tokenizer and the user allow."""
@@ -95,17 +119,49 @@ class Workbench:
             limits.append(positions - reserved)
         return min(limits)
 
-    def head(self, layers: int = 1, dropout: float = 0.1) -> Head | None:
-        """A new head for the task: mean pooling, or the last token of decoders; hosts that answer in text have none."""
+    def head(self, layers: int = 1, dropout: float = 0.1, pooling: Pooling | None = None) -> Head | None:
+        """A new head for the task: mean pooling, or the last token of decoders; hosts that answer in text have none.
+
+        Tags and spans have logits for every token.
+        pooling: another way to pool; 'host' copies the host's own head.
+        """
         if self.form == "text":
             return None
         kind = self.host.config.model_type
         decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-        pooling: Literal["last", "mean"] | None = "last" if decoder else "mean"
-        if self.host.config.is_encoder_decoder:
-            pooling, layers = None, 1  # such hosts pick a token of the decoder's themselves
-        labels = None if self.form == "choice" else self.task.labels or 1
-        return Head(labels=labels, pooling=pooling, layers=layers, dropout=dropout)
+        how: Any = pooling or ("last" if decoder else "mean")
+        if self.task.kind in ("tags", "spans"):
+            if pooling is not None:
+                raise ConfigError(
+                    f"pooling is {pooling!r}, but {self.task.kind} have logits for every token. Leave it out."
+                )
+            how = "tokens"
+        elif how == "host" or self.host.config.is_encoder_decoder:
+            how, layers = None, 1  # encoder-decoders pick a token of the decoder's themselves
+        return Head(
+            labels=self._outputs(), pooling=how, layers=layers, dropout=dropout,
+            problem="multi_label_classification" if self.task.kind == "multilabel" else None,
+        )  # fmt: skip
+
+    def _outputs(self) -> tuple[str, ...] | int:
+        """The names of a head's outputs for the task."""
+        return {"choice": CHOICE, "spans": SPAN}.get(self.task.kind, self.task.labels) or 1
+
+    def check_head(self, name: str) -> None:
+        """Refuse an inlay whose own head was made for another kind of task, or for other labels."""
+        head, wanted = inlays_of(self.host)[name].head, self.head()
+        if head is None or wanted is None or head.names is None or wanted.names is None:
+            return
+        problems = []
+        if head.per_token != wanted.per_token:
+            problems.append(f"its head answers per {'token' if head.per_token else 'text'}, {self.task.kind} does not")
+        if len(head.names) != len(wanted.names):
+            problems.append(
+                f"the task {self.task.name!r} has {len(wanted.names)} labels ({', '.join(wanted.names)}), "
+                f"its head {len(head.names)} ({', '.join(head.names)})"
+            )
+        if problems:
+            raise CheckpointError(f"{name!r} cannot answer {self.task.name!r}: {'; '.join(problems)}.")
 
     def set_up(
         self,
@@ -115,22 +171,31 @@ class Workbench:
         method: Method | None = None,
         members: Sequence[Path] = (),
         head: Head | None = None,
+        norms: bool | None = None,
+        fusion: Mapping[str, Any] | None = None,
         any_host: bool = False,
     ) -> str | None:
         """Set into the host what the mode trains, and let only that train. Returns the inlay's name, if there is one.
 
-        head: its head; without it `self.head()`.
+        head:     its head; without it `self.head()`.
+        norms:    whether it owns the host's norms. None: as the method says; a fusion as its members, who must agree.
+        fusion:   settings of a fusion, as `inlay.add_fusion` takes them.
         any_host: take members also of a host with other weights.
         """
         host, head = self.host, head or self.head()
         if mode == "inlay":
             if method is None:
                 raise ConfigError("mode 'inlay' needs a method, for instance 'pfeiffer'.")
-            add(host, name, method, head=head)
+            add(host, name, method, head=head, norms=norms)
         elif mode == "fusion":
             if len(members) < 2:
                 raise ConfigError(f"a fusion needs at least two members, got {len(members)}.")
-            _add_fusion(host, name, _load_members(host, members, any_host), head)
+            names, same = _load_members(host, members, name, head, any_host)
+            if norms is None:
+                norms = _common_norms(host, names)
+            with warnings.catch_warnings():  # what it says of own norms was decided just now
+                warnings.filterwarnings("ignore", message=".*own norms do not act inside a fusion")
+                add_fusion(host, name, names, head=None if same else head, norms=norms, **(fusion or {}))
         elif head is not None:
             add(host, name, HeadOnly(), head=head)
         elif mode == "head":
@@ -147,26 +212,69 @@ def _class_for(form: AnswerForm) -> Any:
     """The transformers class that opens a host for a form of answer."""
     return {
         "labels": transformers.AutoModelForSequenceClassification,
-        "choice": transformers.AutoModelForMultipleChoice,
         "text": transformers.AutoModelForSeq2SeqLM,
     }[form]
 
 
-def _load_members(host: PreTrainedModel, members: Sequence[Path], any_host: bool = False) -> list[str]:
-    """Set members into the host; where another has a member's name already, under that name with a number."""
+def _load_members(
+    host: PreTrainedModel, members: Sequence[Path], fusion: str, head: Head | None, any_host: bool = False
+) -> tuple[list[str], bool]:
+    """Set members into the host without their heads, under names that differ; whatever does not fit is said at once.
+
+    The last one, the target's own, brings its head if that has the same outputs: a fusion starts with it then. Returns
+    the names, and whether it did.
+    """
     names: list[str] = []
+    problems: list[str] = []
+    same = False
     for member in members:
-        own = read_manifest(member).name
-        free = (name for number in count(1) if (name := own if number == 1 else f"{own[:60]}-{number}") not in names)
-        names.append(str(load(host, member, name=next(free), any_host=any_host)))
-    return names
+        manifest = read_manifest(member)
+        own = manifest.name
+        numbered = (own if number == 1 else f"{own[:60]}-{number}" for number in count(1))
+        free = (name for name in numbered if name not in (*names, fusion))
+        same = member == members[-1] and head is not None and _has_outputs(manifest.head, head)
+        try:
+            names.append(str(load(host, member, name=next(free), head=same, any_host=any_host)))
+        except InlayError as error:
+            problems.append(str(error))
+    if problems:
+        raise CheckpointError("\n".join(problems))
+    return names, same
 
 
-def _add_fusion(host: PreTrainedModel, name: str, members: list[str], head: Head | None) -> None:
-    """A fusion starts with the head of its last member, where that has the same labels: the target's own inlay."""
-    own = inlays_of(host)[members[-1]].head
-    same = own is not None and head is not None and own.names == head.names
-    add_fusion(host, name, members, head=None if same else head)
+def _has_outputs(saved: dict[str, Any] | None, head: Head) -> bool:
+    """Whether a saved head answers what a new one would. Choice heads of earlier versions named no outputs."""
+    own = Head(**saved) if saved is not None else None
+    if own is None or own.per_token != head.per_token:
+        return False
+    return own.names == head.names or (own.names is None and own.pooling is not None and head.names == CHOICE)
+
+
+def _common_norms(host: PreTrainedModel, members: Sequence[str]) -> bool:
+    """Whether a fusion owns norms: it does where members do. They must be the same, as a host has one set at a time."""
+    inlays = inlays_of(host)
+    owners = [inlays[member] for member in members if inlays[member].norms]
+    if not owners:
+        return False
+    places = list(inlays.anatomy.of_kind("norm"))
+
+    def norms_of(inlay: Inlay) -> list[torch.Tensor]:
+        modules = [inlay.part(place) or host.get_submodule(place.module) for place in places]
+        return [tensor for module in modules for tensor in module.state_dict().values()]
+
+    last = inlays[members[-1]]
+    other = [
+        m for m in members
+        if any(not torch.equal(a, b) for a, b in zip(norms_of(inlays[m]), norms_of(last), strict=True))
+    ]  # fmt: skip
+    if other:
+        owns = {True: "its own", False: "the host's"}
+        told = ", ".join(f"{m} has {owns[inlays[m].norms]}" for m in members)
+        raise SetupError(
+            f"the members' norms differ ({told}), and a fusion has one set of norms. Train the members without norms "
+            f"of their own, or say norms=True (those of the last member) or norms=False (the host's)."
+        )
+    return True
 
 
 def _train_everything(host: PreTrainedModel, name: str | None) -> str | None:

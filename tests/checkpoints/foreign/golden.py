@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file
 from torch import Tensor
+
+import inlay
+from tests.hosts import untouched
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FAMILIES = ("bert", "roberta", "t5", "gpt2", "llama", "bart", "distilbert", "phi", "bert-generation")
@@ -45,6 +51,25 @@ def named(case: Path) -> str:
     return f"{case.parent.name}-{case.name}"
 
 
-def untouched(host: torch.nn.Module) -> bool:
-    """Whether a host has nothing of ours: no inlays, no hooks."""
-    return not hasattr(host, "inlays") and not any(m._forward_hooks or m._forward_pre_hooks for m in host.modules())
+def copied(case: str, to: Path) -> Path:
+    """A case that may be changed."""
+    return Path(shutil.copytree(GOLDEN / case, to / "case"))
+
+
+def refused(folder: Path, match: str, family: str = "bert", **options: Any) -> str:
+    """The message of a refusal that leaves the host as it was."""
+    host = host_of(family)
+    with pytest.raises(inlay.InlayError, match=match) as caught:
+        inlay.load(host, folder, **options)
+    assert untouched(host)
+    return str(caught.value)
+
+
+def pour(host: torch.nn.Module, name: str, folder: Path) -> None:
+    """Put the tensors of a checkpoint into an inlay of the same form."""
+    theirs = host.inlays[inlay.load(host, folder, name=f"{name}-theirs")].tensors()
+    ours = host.inlays[name].tensors()
+    assert ours.keys() == theirs.keys()
+    for key, tensor in ours.items():
+        tensor.copy_(theirs[key])
+    inlay.remove(host, f"{name}-theirs")

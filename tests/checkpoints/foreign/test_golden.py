@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import inlay
+from inlay.checkpoints.foreign import files
 from inlay.checkpoints.foreign.adapterhub.layout import LAYOUTS
+from inlay.storage.plain_json import read_json
 from tests.checkpoints.foreign.golden import GOLDEN, cases, expected, host_of, logits_of, named, untouched
 from tests.hosts import fused_steps, shake
 
@@ -86,7 +88,7 @@ def test_a_fusion_of_one_adapter_shares_its_folder() -> None:
     ("setup_parallel_first", "'parallel' is parallel.*without the host's"),
     ("setup_parallel_last", "'parallel' is parallel.*drops what the parts before it gave"),
     ("setup_loras", "'lora' and 'other_lora' are stacked LoRAs.*only the last one is added"),
-    ("setup_average", "divides by the number of parts twice"),
+    ("setup_average", "divides by the number of parts twice, even"),
 ])  # fmt: skip
 def test_setups_that_mean_something_else_there(case: str, match: str) -> None:
     """They are refused, and for a reason: the same composition of the same adapters gives other logits here."""
@@ -204,3 +206,12 @@ def test_names_to_save_are_ends_of_words(tmp_path: Path) -> None:
     inlay.add(host, "a", inlay.LoRA(rank=2), head=inlay.Head(labels=2))
     folder = inlay.export(host, "a", tmp_path / "a", "peft")
     assert "base_model.model.pre_classifier.weight" in load_file(folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("case", ["bert/seq_bn_host_head", "bert/setup", "bert/peft_qv"])
+def test_each_json_file_is_read_once(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(files, "read_json", lambda file: (read.append(file), read_json(file))[1])
+    inlay.load(host_of("bert"), GOLDEN / case)
+    assert read
+    assert len(read) == len(set(read))

@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 import inlay
 from inlay.host.registry import Inlay
-from tests.checkpoints.foreign.golden import GOLDEN, host_of, logits_of, untouched
+from tests.checkpoints.foreign.golden import GOLDEN, copied, host_of, logits_of, refused
+from tests.hosts import untouched
 
 MUTANTS = 200
 SMALL = [
@@ -26,17 +27,6 @@ SMALL = [
     "bert/seq_bn_factor_map", "bert/setup", "bert/peft_qv", "bert/peft_head", "bert/peft_patterns", "bert/peft_bias_all",
     "gpt2/lora", "gpt2/peft_qv", "t5/scaled_par_bn", "t5/compacter", "llama/peft_all_linear",
 ]  # fmt: skip
-
-
-def copied(case: str, to: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN / case, to / "case"))
-
-
-def refused(folder: Path, match: str, **options: Any) -> None:
-    host = host_of("bert")
-    with pytest.raises(inlay.InlayError, match=match):
-        inlay.load(host, folder, **options)
-    assert untouched(host)
 
 
 class Bomb:

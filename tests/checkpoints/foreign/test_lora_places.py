@@ -117,3 +117,17 @@ def test_a_head_read_from_peft_is_saved_and_written_again(case: str, tmp_path: P
         other = host_of("bert")
         inlay.activate(other, inlay.load(other, folder, name="again"))
         torch.testing.assert_close(logits_of(other, "bert"), before, atol=1e-5, rtol=0)
+
+
+def test_a_buffer_of_the_host_beside_trained_biases(tmp_path: Path) -> None:
+    """With bias="all" peft writes all that is called a bias, even BART's buffer, which nobody trains."""
+    host = host_of("bart")
+    inlay.add(host, "a", inlay.LoRA(rank=2, bias="all"))
+    shake(host, "a")
+    folder = inlay.export(host, "a", tmp_path / "a", "peft")
+    tensors, key = load_file(folder / "adapter_model.safetensors"), "base_model.model.final_logits_bias"
+    save_file(tensors | {key: host.final_logits_bias.clone()}, folder / "adapter_model.safetensors")
+    assert inlay.load(host, folder, name="b") == "b"
+    save_file(tensors | {key: host.final_logits_bias + 1}, folder / "adapter_model.safetensors")
+    with pytest.raises(inlay.CheckpointError, match=r"final_logits_bias is not expected"):
+        inlay.load(host, folder, name="c")

@@ -1,4 +1,4 @@
-"""Reading what others wrote: JSON of a known form, and tensors that cannot run code.
+"""Files of other libraries: JSON with known options, and tensors read without running code.
 
 Nothing here trusts a file. A `.bin` is a pickle: it is opened only when the user says so, and then by torch's
 `weights_only` reader, which knows tensors and containers and executes nothing.
@@ -24,6 +24,9 @@ from inlay.storage.plain_json import read_json
 
 C = TypeVar("C", bound=Config)
 Tensors = dict[str, Tensor]
+JsonObject = dict[str, Any]
+Files = dict[str, JsonObject | Tensors]
+"""What a folder holds, by file name."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -54,7 +57,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._objects: dict[str, dict[str, Any]] = {}
+        self._objects: dict[str, JsonObject] = {}
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -62,14 +65,14 @@ class Folder:
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()
 
-    def object(self, name: str) -> dict[str, Any]:
+    def object(self, name: str) -> JsonObject:
         """The JSON object that a file of the folder holds."""
         if name not in self._objects:
             self._objects[name] = read_object(self.path / name)
         return self._objects[name]
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> JsonObject:
     """A JSON file that holds one object."""
     found = read_json(file)
     if not isinstance(found, dict):

@@ -43,7 +43,7 @@ KeyTable = Mapping[str, FileKey]
 
 
 def gather(table: KeyTable, wanted: Tensors, found: Tensors) -> tuple[Tensors, list[str]]:
-    """Our tensors out of their file, and all that is wrong with it."""
+    """Our tensors from their file, and everything that is wrong with the file."""
     tensors: Tensors = {}
     keys = {key for entry in table.values() for key in entry.keys}
     problems = [f"tensor {key} is missing" for key in keys - found.keys()]
@@ -65,7 +65,7 @@ def gather(table: KeyTable, wanted: Tensors, found: Tensors) -> tuple[Tensors, l
 
 
 def scatter(table: KeyTable, tensors: Tensors) -> Tensors:
-    """Their file out of our tensors."""
+    """Their tensors from ours."""
     shares: dict[str, dict[int, Tensor]] = {}
     for ours, entry in table.items():
         mine = tensors[ours].detach().cpu()
@@ -75,7 +75,7 @@ def scatter(table: KeyTable, tensors: Tensors) -> Tensors:
 
 
 def _theirs(mine: Tensor, shares: int) -> tuple[int, ...]:
-    """The shape of their tensor; they write a single number as a vector of one."""
+    """The shape of their tensor; they write a single number as a vector of length one."""
     if mine.dim() == 0:
         return (1,)
     return (mine.shape[0] * shares, *mine.shape[1:])

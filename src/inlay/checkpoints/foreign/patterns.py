@@ -1,4 +1,4 @@
-"""Regular expressions that somebody else wrote: they are matched for a while, and then refused.
+"""Regular expressions from somebody else's file: matching them has a time limit.
 
 peft names modules by patterns (target_modules, rank_pattern …). Python's `re` cannot be stopped, and `(.|.)(.|.)…`
 against one module's name takes it longer than anybody waits; `regex` can be.
@@ -38,12 +38,14 @@ class Patterns:
 
 
 def _compiled(text: str) -> regex.Pattern[str]:
-    """A counted repeat is unrolled when it is compiled: what all of them together make stays small."""
+    """Compile a pattern. Counted repeats are unrolled by that, so their product is limited."""
     counts = 1
     for number in re.findall(r"\d+", " ".join(re.findall(r"\{[^}]*\}", text))):
         counts *= max(int(number[:9]), 1)
     if len(text) > LONGEST or counts > LARGEST_COUNT:
-        raise ConfigError(f"the pattern {text[:80]!r} is longer, or counts further, than the name of a module needs")
+        raise ConfigError(
+            f"the pattern {text[:80]!r} is longer, or counts further, than needed to match the name of a module"
+        )
     try:
         return regex.compile(text)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:

@@ -2,7 +2,8 @@
 
     heads.<name>   0 dropout   1 linear   2 act   3 dropout   4 linear
 
-The numbers are those of our pooled head, too.
+The numbers are those of our pooled head, too. Theirs for tags and for questions read every token, as ours with
+pooling="tokens"; the two outputs of the latter are the first and the last token of the answer.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ from transformers import PreTrainedModel
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.adapterhub.layout import LAYOUTS
-from inlay.checkpoints.foreign.files import Folder, Tensors, check_size, only, options, read_tensors
+from inlay.checkpoints.foreign.files import Folder, JsonObject, Tensors, check_size, only, options, read_tensors
 from inlay.checkpoints.foreign.heads import is_host_copy, is_tied, logits_weight
 from inlay.checkpoints.foreign.keys import FileKey
 from inlay.config import Config
 from inlay.errors import CheckpointError, ConfigError
-from inlay.host.heads import Head, Problem
+from inlay.host.heads import SPAN, Head, Problem
 from inlay.host.registry import Inlay
 
 CONFIG, SAFE, PICKLE = "head_config.json", "model_head.safetensors", "pytorch_model_head.bin"
-HeadType = Literal["classification", "multilabel_classification"]
+HeadType = Literal["classification", "multilabel_classification", "tagging", "question_answering"]
 _PROBLEMS: dict[HeadType, Problem | None] = {
     "multilabel_classification": "multi_label_classification",
     "classification": None,
 }
+PER_TOKEN: tuple[HeadType, ...] = ("tagging", "question_answering")
+PER_TEXT_OPTIONS = {"use_pooler", "bias"}
+"""What heads that read every token do not have."""
 _TIED = "It is tied to the host's embeddings, so that in `adapters` another output layer changes those too"
 
 
@@ -65,7 +69,7 @@ class HeadOptions(Config):
 
 @dataclass(frozen=True)
 class ForeignHead:
-    """A head as it was read; or that there is none."""
+    """A head as it was read; all fields are empty if there is none."""
 
     head: Head | None
     name: str | None
@@ -126,13 +130,16 @@ def _pooled(wanted: HeadOptions, host: PreTrainedModel, anatomy: Anatomy) -> Hea
         raise ConfigError(
             f"the heads of `adapters` for {anatomy.family} read an end-of-text token, which has no counterpart here."
         )
+    if wanted.head_type == "question_answering" and wanted.num_labels != len(SPAN):
+        raise ConfigError(f"a head for questions has two outputs, start and end; this one has {wanted.num_labels}")
     config: Any = host.config
     usual = [getattr(config, name, None) for name in ("classifier_dropout", "hidden_dropout_prob")]
     dropout = next((p for p in (wanted.dropout_prob, *usual) if p is not None), 0.0)
+    names = SPAN if wanted.head_type == "question_answering" else _label_names(wanted.label2id)
     return Head(
-        labels=_label_names(wanted.label2id) or wanted.num_labels, pooling=layout.pooling, layers=wanted.layers,
-        activation=wanted.activation_function.lower(),
-        dropout=dropout, problem=_PROBLEMS[wanted.head_type],
+        labels=names or wanted.num_labels, pooling="tokens" if wanted.head_type in PER_TOKEN else layout.pooling,
+        layers=wanted.layers, activation=wanted.activation_function.lower(),
+        dropout=dropout, problem=_PROBLEMS.get(wanted.head_type),
     )  # fmt: skip
 
 
@@ -160,16 +167,16 @@ def _below(place: Place, anatomy: Anatomy) -> bool:
 
 
 def head_file(
-    inlay: Inlay, host: PreTrainedModel, anatomy: Anatomy, common: dict[str, Any]
-) -> tuple[str | None, dict[str, Any]]:
-    """The name that keys have (None: the host's own head) and head_config.json for an inlay's own head."""
+    inlay: Inlay, host: PreTrainedModel, anatomy: Anatomy, common: JsonObject
+) -> tuple[str | None, JsonObject]:
+    """The name in the keys (None: it is a copy of the host's head) and head_config.json of an inlay's own head."""
     assert inlay.head is not None
     if inlay.head.pooling is None:
         return None, common | _copy_file(inlay, inlay.head, host, anatomy)
     return inlay.name, common | _pooled_file(inlay.name, inlay.head, anatomy)
 
 
-def _copy_file(inlay: Inlay, head: Head, host: PreTrainedModel, anatomy: Anatomy) -> dict[str, Any]:
+def _copy_file(inlay: Inlay, head: Head, host: PreTrainedModel, anatomy: Anatomy) -> JsonObject:
     trained = [p.module for p in anatomy.of_kind("head") if _below(p, anatomy) and not is_host_copy(inlay, host, p)]
     if trained:
         raise ConfigError(
@@ -189,9 +196,9 @@ def _copy_file(inlay: Inlay, head: Head, host: PreTrainedModel, anatomy: Anatomy
     }
 
 
-def _pooled_file(name: str, head: Head, anatomy: Anatomy) -> dict[str, Any]:
+def _pooled_file(name: str, head: Head, anatomy: Anatomy) -> JsonObject:
     layout, names = LAYOUTS[anatomy.family], head.names
-    if layout.flexible is None or head.pooling != layout.pooling:
+    if layout.flexible is None or head.pooling not in (layout.pooling, "tokens"):
         read = f"the {layout.pooling} token" if layout.flexible else "an end-of-text token"
         raise ConfigError(f"its head pools {head.pooling!r}; a head of `adapters` on {anatomy.family} reads {read}")
     if names is None or (head.problem_type == "regression" and len(names) > 1):
@@ -199,8 +206,17 @@ def _pooled_file(name: str, head: Head, anatomy: Anatomy) -> dict[str, Any]:
             "its head has no labels of its own, or several outputs for regression; `adapters` cannot say that"
         )
     config = HeadOptions(
-        head_type=next(theirs for theirs, ours in _PROBLEMS.items() if ours in (None, head.problem_type)),
+        head_type=_head_type(head),
         num_labels=len(names), layers=head.layers, activation_function=head.activation, dropout_prob=head.dropout,
         label2id={label: i for i, label in enumerate(names)},
     )  # fmt: skip
-    return {"config": config.model_dump(mode="json"), "name": name, "model_class": layout.flexible}
+    unknown = PER_TEXT_OPTIONS if head.per_token else set()
+    return {"config": config.model_dump(mode="json", exclude=unknown), "name": name, "model_class": layout.flexible}
+
+
+def _head_type(head: Head) -> HeadType:
+    if not head.per_token:
+        return next(theirs for theirs, ours in _PROBLEMS.items() if ours in (None, head.problem_type))
+    if head.problem_type != "single_label_classification":
+        raise ConfigError(f"its head gives every token {head.problem_type}; `adapters` only knows labels there")
+    return "question_answering" if head.names == SPAN else "tagging"

@@ -60,21 +60,21 @@ class AdapterFile(Config):
 
 @dataclass(frozen=True)
 class Source:
-    """A folder to read, and for whom."""
+    """A folder to read, and the host to read it for."""
 
     host: PreTrainedModel
     inlays: Inlays
     folder: Folder
     pickled: bool = False
     spare_head: Folder | None = None
-    """Where a head is if the folder has none."""
+    """Where to look for a head if the folder has none."""
 
     @property
     def anatomy(self) -> Anatomy:
         return self.inlays.anatomy
 
     def read(self, name: str, fusion: bool = False) -> Inlay:
-        """The inlay of this folder, not yet on the host; `fusion`: not the adapter that may be there too."""
+        """The inlay of this folder, not yet on the host. `fusion`: read the fusion, even if there is an adapter too."""
         with blaming(self.folder.path):
             if self.folder.has(ADAPTER[0]) and not fusion:
                 return _read_adapter(self, name)
@@ -83,7 +83,7 @@ class Source:
         raise CheckpointError(f"{self.folder.path} has neither {ADAPTER[0]} nor {FUSION[0]}.")
 
     def draft(self, name: str, method: Method, head: Head | None) -> Inlay:
-        """The inlay that its config describes, without memory."""
+        """The inlay that a config describes, on the meta device."""
         return Inlay(name, method, head).fill(self.host, self.anatomy, "meta")
 
     def filled(self, draft: Inlay, table: KeyTable, tensors: Tensors) -> Inlay:
@@ -143,7 +143,7 @@ def load_setup(host: PreTrainedModel, folder: Folder, name: str | None, pickled:
             spare_head = folder if member.name == uppermost(setup) else None
             source = Source(host, inlays, Folder(folder / member.folder), pickled, spare_head)
             admit(host, source.read(member.name, fusion=member.fusion))
-        check_stacks(setup, inlays)
+        check_stacks(setup, inlays, folder)
     return setup
 
 

@@ -38,12 +38,12 @@ class Member:
 
 
 def fusion_name(theirs: str) -> str:
-    """A fusion is named there after its members, with commas, which our names cannot have; one of one gets a suffix."""
+    """Our name for a fusion. Theirs is its members' names and commas, so that one of a single member needs a suffix."""
     return theirs.replace(",", ".") if "," in theirs else f"{theirs}.fusion"
 
 
 def read_setup(folder: Folder) -> tuple[Setup, list[Member]]:
-    """The setup in our words, and its members in the order to load them in: those of a fusion before it."""
+    """The setup in our words, and what to load for it in this order: members of a fusion come before it."""
     file, found = folder / SETUP, folder.object(SETUP)
     if len(str(found)) > LONGEST:
         raise CheckpointError(f"{file} is longer than a setup can be.")
@@ -88,13 +88,13 @@ def _average(parts: list[Setup], weights: list[float] | None) -> Setup:
     """`adapters` scales the weights to sum to one, and then divides by the number of parts once more."""
     if len(parts) > 1:
         raise CheckpointError(
-            f"an Average of {', '.join(map(str, parts))} is no mean in `adapters`: it divides by the number of parts "
-            f"twice, the host's own output included. {_by_hand('Average')}"
+            f"an Average of {', '.join(map(str, parts))} is not a mean in `adapters`, which divides by the number of "
+            f"parts twice, even the host's own output. {_by_hand('Average')}"
         )
     return Average(*parts, weights=weights).parts[0]
 
 
-def check_stacks(setup: Setup, inlays: Inlays) -> None:
+def check_stacks(setup: Setup, inlays: Inlays, folder: Folder) -> None:
     """Refuse a Stack whose parts meet at a module where `adapters` does not add up what they do."""
     for stack in (part for part in walk(setup) if isinstance(part, Stack)):
         acting: dict[tuple[str, bool], list[Inlay]] = {}
@@ -103,7 +103,7 @@ def check_stacks(setup: Setup, inlays: Inlays) -> None:
                 acting.setdefault((module, isinstance(inlay.method, LoRA)), []).append(inlay)
         for (module, _), together in acting.items():
             if len(together) > 1 and (reason := _not_added(together)):
-                raise CheckpointError(f"{module}: {reason}. {_by_hand('Stack')}")
+                raise CheckpointError(f"{folder / SETUP}: at {module}, {reason}. {_by_hand('Stack')}")
 
 
 def _not_added(together: Sequence[Inlay]) -> str | None:

@@ -21,7 +21,7 @@ _ATTENTION: tuple[Literal["q", "k", "v"], ...] = ("q", "k", "v")
 
 
 def options_of(inlay: Inlay, anatomy: Anatomy) -> BottleneckOptions | LoraOptions:
-    """Their options for an inlay; what they cannot say is refused."""
+    """Their options for an inlay, or an error that says what they cannot express."""
     method, places = inlay.method, list(acting_places(inlay, anatomy).values())
     if inlay.norms:
         raise ConfigError("it owns layer norms, which `adapters` does not save")

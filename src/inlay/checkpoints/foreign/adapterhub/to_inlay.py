@@ -66,7 +66,7 @@ def bottleneck_of(options: BottleneckOptions, anatomy: Anatomy) -> Bottleneck:
 
 
 def _kind(options: BottleneckOptions, sites: Sequence[str]) -> type[Bottleneck]:
-    """The method's name; every setting is given, so nothing else depends on it."""
+    """Which method it is called here. Since every setting is given, only the name depends on it."""
     if options.phm_layer:
         compact = options.shared_phm_rule and options.factorized_phm_W and options.phm_rank == 1
         return PHM if not compact else Compacter if len(sites) > 1 else CompacterPlusPlus
@@ -92,7 +92,7 @@ def _reduction(factor: float | dict[str, float], anatomy: Anatomy) -> float | di
 
 
 def layers_of(numbers: Iterable[int], anatomy: Anatomy) -> tuple[int | str, ...]:
-    """Our names of their flat layer numbers; with one stack the number says it all."""
+    """Our names for layers that they number through all stacks; in a host with one stack, the number itself."""
     layers = layer_numbers(anatomy)
     odd = [n for n in numbers if not 0 <= n < len(layers)]
     if odd:
@@ -123,7 +123,7 @@ def lora_of(options: LoraOptions, anatomy: Anatomy) -> LoRA:
 
 
 def _targets(want: str, anatomy: Anatomy) -> list[str]:
-    """A role this host has, or the places whose module's name ends like that."""
+    """The role itself if the host has it, or else the places whose module's name ends with it."""
     projections = [place for place in anatomy.places.values() if place.projection is not None]
     if any(place.kind == want for place in projections):
         return [want]
@@ -133,7 +133,7 @@ def _targets(want: str, anatomy: Anatomy) -> list[str]:
 def fusion_of(
     options: FusionOptions, members: Sequence[str], inlays: Inlays, host: PreTrainedModel
 ) -> tuple[Fusion, list[Place]]:
-    """The fusion, and the places where they keep its weights though no member acts there."""
+    """The fusion, and the places where they keep weights of it although no member acts there."""
     acting = {member: acting_places(inlays[member], inlays.anatomy) for member in members}
     reads = common_reads([inlays[member] for member in members])
     everywhere = [p for p in inlays.anatomy.places.values() if any(p.id in places for places in acting.values())]

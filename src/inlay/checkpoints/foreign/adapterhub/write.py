@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from transformers import PreTrainedModel
 
@@ -13,7 +11,7 @@ from inlay.checkpoints.foreign.adapterhub.options import BottleneckOptions, Fusi
 from inlay.checkpoints.foreign.adapterhub.read import ADAPTER, FUSION, Source
 from inlay.checkpoints.foreign.adapterhub.to_adapters import fusion_options, options_of
 from inlay.checkpoints.foreign.adapterhub.to_inlay import fusion_of
-from inlay.checkpoints.foreign.files import Folder, Tensors
+from inlay.checkpoints.foreign.files import Files, Folder, JsonObject, Tensors
 from inlay.checkpoints.foreign.keys import scatter
 from inlay.errors import ConfigError
 from inlay.host.registry import Inlay, Inlays
@@ -23,7 +21,7 @@ VERSION = "adapters.1.3.0"
 """The version that gives every option of the written files its meaning."""
 
 
-def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> dict[str, Any]:
+def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> Files:
     """The files of an inlay in their format, by name."""
     odd = [name for name in (inlay.name, *inlay.method.needs) if "." in name]
     if odd:
@@ -31,7 +29,7 @@ def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> dict[str, Any]
             f"`adapters` cannot have a dot in a name: {', '.join(odd)}. "
             f"Save it, and load it under another name: inlay.load(…, name=…)"
         )
-    common = {
+    common: JsonObject = {
         "hidden_size": inlays.anatomy.width,
         "model_class": type(host).__name__,
         "model_name": str(getattr(host.config, "name_or_path", "") or "") or None,
@@ -52,7 +50,7 @@ def read_back(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, folder: Folde
     return Source(host, inlays, folder).read(inlay.name)
 
 
-def _adapter_files(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, common: dict[str, Any]) -> dict[str, Any]:
+def _adapter_files(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, common: JsonObject) -> Files:
     wanted = options_of(inlay, inlays.anatomy)
     gone = {"invertible_adapter"} | ({"architecture"} if isinstance(wanted, BottleneckOptions) else set())
     return {
@@ -61,7 +59,7 @@ def _adapter_files(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, common: 
     }
 
 
-def _fusion_files(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, common: dict[str, Any]) -> dict[str, Any]:
+def _fusion_files(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, common: JsonObject) -> Files:
     assert isinstance(inlay.method, Fusion)
     name, members = ",".join(inlay.method.members), list(inlay.method.members)
     config = fusion_options(inlay, inlays, host).model_dump(mode="json")

@@ -82,7 +82,8 @@ def without_copies(found: Tensors, folder: Folder) -> Tensors:
 
 def without_host_tensors(found: Tensors, host: PreTrainedModel, table: KeyTable) -> Tensors:
     """Without what peft writes beside a LoRA of the output layer though it is the host's: that layer and embeddings."""
-    own = {path: p.detach() for path, p in host.named_parameters(remove_duplicate=False)}
+    tensors = (*host.named_parameters(remove_duplicate=False), *host.named_buffers())
+    own = {path: tensor.detach() for path, tensor in tensors}
     ours = {key for entry in table.values() for key in entry.keys}
 
     def is_hosts(key: str, tensor: Tensor) -> bool:

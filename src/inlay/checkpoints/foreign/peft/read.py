@@ -7,6 +7,7 @@ is ignored: the host's own module says whether its weight is transposed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -163,8 +164,8 @@ def _move_into_copies(inlay: Inlay, lost: Sequence[Place], anatomy: Anatomy) -> 
     """peft saves single modules of a head, but an own head copies all: add changes of the others to their copies."""
     for place in lost:
         above = next(p for p in anatomy.of_kind("head") if inside(place.module, [p.module]))
-        copy = inlay.parts[key_of(above.id)].get_submodule(place.module.removeprefix(f"{above.module}."))
-        part = inlay.parts[key_of(place.id)]
+        copy: Any = inlay.parts[key_of(above.id)].get_submodule(place.module.removeprefix(f"{above.module}."))
+        part: Any = inlay.parts[key_of(place.id)]
         with torch.no_grad():
             if isinstance(part, LowRankChange):
                 copy.weight += part.weight()

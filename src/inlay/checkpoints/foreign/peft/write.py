@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from inlay.anatomy.modules import inside, last_word
 from inlay.anatomy.survey import Anatomy
-from inlay.checkpoints.foreign.files import Folder, Tensors
+from inlay.checkpoints.foreign.files import Files, Folder, JsonObject, Tensors
 from inlay.checkpoints.foreign.heads import is_host_copy
 from inlay.checkpoints.foreign.peft.keys import ROOT, bias_key, host_bias, places_of
 from inlay.checkpoints.foreign.peft.lora_pair import LoraPair, lora_pairs
@@ -26,7 +26,7 @@ _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditiona
 V = TypeVar("V")
 
 
-def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> dict[str, Any]:
+def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> Files:
     """The files of a LoRA inlay in peft's format, by name."""
     anatomy, method = inlays.anatomy, _lora(inlay)
     pairs = lora_pairs(inlay, anatomy, host)
@@ -97,7 +97,7 @@ def _biases(
     return found
 
 
-def _config(method: LoRA, pairs: Mapping[str, LoraPair], saved: Sequence[str], host: PreTrainedModel) -> dict[str, Any]:
+def _config(method: LoRA, pairs: Mapping[str, LoraPair], saved: Sequence[str], host: PreTrainedModel) -> JsonObject:
     ranks = {path: pair.rank for path, pair in pairs.items()}
     alphas = {path: pair.alpha(method.rank_stabilised) for path, pair in pairs.items()}
     rank, alpha = _most_frequent(ranks.values()), _most_frequent(alphas.values())

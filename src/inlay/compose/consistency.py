@@ -31,13 +31,16 @@ class MixtureLoss:
 
 
 def mixture_loss(
-    host: nn.Module, batch: Mapping[str, Any], loss_fn: Loss | None = None, weight: float = 1.0, *, detach: bool = True
+    host: nn.Module, batch: Mapping[str, Any], loss_fn: Loss | None = None, weight: float = 1.0, *, detach: bool = True,
+    compared: Callable[[Tensor], Tensor] | None = None, problem: str | None = None,
 ) -> MixtureLoss:  # fmt: skip
     """AdaMix's loss: the task loss of one stochastic pass, and how far a second one with other draws is from it.
 
     Both passes are the halves of one doubled batch. `batch` is what the host takes, with `labels`.
     loss_fn: the task loss; by default cross-entropy, squared error for one output, token-wise for language models.
     detach:  each KL's target is a constant, as in the published code; False is the paper's plain formula.
+    compared: what a pass's logits become before they are measured and compared, such as one row per question.
+    problem: what is asked, in transformers' words; by default as the host is set.
     """
     model = bare(host)
     labels = batch.get("labels")
@@ -49,16 +52,17 @@ def mixture_loss(
     passes = 2 if mixing and weight and model.training else 1  # in evaluation both would be the merged weights
     if passes == 2 and any(isinstance(part, Rows) for part in walk(setup)):
         raise SetupError("mixture_loss doubles the batch, which Rows cannot follow. Train the mixtures one by one.")
-    rows = labels.shape[0]
+    rows = next((batch[k].shape[0] for k in ("input_ids", "inputs_embeds") if k in batch), labels.shape[0])
     inputs = {k: _repeated(v, rows, passes) for k, v in batch.items() if k != "labels" or _needs_labels(model, labels)}
     with doubled(mixing, passes):
         both = host(**inputs).logits
-    first = both.chunk(passes)[0]
+    shaped = compared or (lambda logits: logits)
+    first = shaped(both.chunk(passes)[0])
     task = loss_fn(first, labels) if loss_fn is not None else task_loss(model, first, labels)
     if passes == 1:
         return MixtureLoss(task, task, torch.zeros_like(task), first)
-    second = both.chunk(passes)[1]
-    problem = problem_of(model, first, labels)
+    second = shaped(both.chunk(passes)[1])
+    problem = problem or problem_of(model, first, labels)
     if shifts(model, labels):
         consistency = distance(first[:, :-1], second[:, :-1], labels[:, 1:], detach, problem)
     else:

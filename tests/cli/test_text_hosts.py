@@ -1,0 +1,111 @@
+"""Hosts that answer in text, T5, from the command line: train, eval, predict and resume."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from safetensors.torch import load_file
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from inlay.cli import main
+from tests.cli.words import TRAIN
+from tests.training.small import rows, save_t5, write_rows
+
+STEPS = tuple(f"{fifth / 5:.1f}" for fifth in range(26))
+NUMBERS = {"positive": 4.23, "negative": 1.08}
+"""Not multiples of 0.2: a host that answers in text says the nearest, 4.2 and 1.0."""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("desk")
+    save_t5(folder / "t5", STEPS)
+    for name, count, seed in (("train", 96, 0), ("validation", 40, 1)):
+        write_rows(folder / f"{name}.jsonl", rows(count, seed))
+        numbers = [row | {"label": NUMBERS[row["label"]]} for row in rows(count, seed)]
+        write_rows(folder / f"{name}-numbers.jsonl", numbers)
+    return folder
+
+
+@pytest.fixture
+def say(desk, monkeypatch, capsys):
+    monkeypatch.chdir(desk)
+    monkeypatch.setenv("INLAY_CACHE", str(desk / "cache"))
+
+    def run(*words):
+        capsys.readouterr()
+        main([*words])
+        return capsys.readouterr().out
+
+    return run
+
+
+def train(kind, out, *more):
+    end = "-numbers.jsonl" if kind == "regression" else ".jsonl"
+    files = (TRAIN, f"train{end}", "--validation-file", f"validation{end}", "--kind", kind)
+    steps = ("--batch-size", "16", "--lr", "0.02", "--patience", "0", "--threads", "1", "--quiet", "--json")
+    return ("train", "--host", "t5", *files, *steps, "--out", out, *more)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "field", "said"),
+    [
+        ("classification", "accuracy", "label", {"positive": "positive", "negative": "negative"}),
+        ("regression", "pearson", "prediction", {"positive": 4.2, "negative": 1.0}),
+    ],
+)
+def test_train_eval_and_predict(say, desk, kind, metric, field, said):
+    """The whole host trains: one of random weights cannot say anything otherwise."""
+    out = f"runs/{kind}"
+    told = json.loads(say(*train(kind, out, "--mode", "full", "--epochs", "8")))
+    assert told["scores"][metric] >= 0.8
+    measured = json.loads(say("eval", out, "--json"))
+    assert (measured["rows"], measured["scores"]) == (40, told["scores"])
+    answers = [json.loads(line) for line in say("predict", out, "--file", "validation.jsonl").splitlines()]
+    right = [answer[field] == said[row["label"]] for answer, row in zip(answers, rows(40, 1), strict=True)]
+    assert sum(right) / len(right) >= 0.8
+    assert kind == "regression" or sum(right) / len(right) == told["scores"]["accuracy"]
+    assert all(answer.get("probabilities") is None for answer in answers), "a text has none"
+    alone = json.loads(say("predict", out, answers[0]["text"]))
+    assert alone == answers[0]
+
+
+def test_numbers_are_learned_and_said_in_steps_of_a_fifth(say, desk):
+    """The answers of every validation row; a text that is no number counts as 0."""
+    out = "runs/fifths"
+    say(*train("regression", out, "--method", "houlsby", "--options", "reduction=1", "--epochs", "3"))
+    told = say("predict", out, "--file", "validation-numbers.jsonl")
+    said = [json.loads(line)["prediction"] for line in told.splitlines()]
+    assert len(said) == 40
+    assert all(abs(value * 5 - round(value * 5)) < 1e-9 for value in said)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(say, desk, kind, capsys):
+    flags = ("--name", "own", "--method", "houlsby", "--options", "reduction=2", "--epochs", "3", "--save-every", "2")
+    whole, parted = f"runs/{kind}-whole", f"runs/{kind}-parted"
+    expected = json.loads(say(*train(kind, whole, *flags)))
+    steps = 0
+
+    def stop(optimizer, *_):
+        nonlocal steps
+        steps += 1
+        if steps == 9:
+            signal.raise_signal(signal.SIGINT)
+
+    hook = register_optimizer_step_post_hook(stop)
+    try:
+        with pytest.raises(SystemExit) as left:
+            say(*train(kind, parted, *flags))
+    finally:
+        hook.remove()
+    assert left.value.code == 130
+    assert f"To go on: inlay train --resume {parted}" in capsys.readouterr().err
+    assert json.loads((desk / parted / "run.json").read_text())["status"] == "interrupted"
+    again = json.loads(say("train", "--resume", parted, "--quiet", "--json"))
+    assert (again["scores"], again["steps"]) == (expected["scores"], 18)
+    one, two = (load_file(desk / run / "inlay" / "weights.safetensors") for run in (whole, parted))
+    assert one.keys() == two.keys()
+    assert all(one[name].equal(two[name]) for name in one)
