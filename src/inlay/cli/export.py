@@ -18,6 +18,8 @@ Example:
   inlay export runs/rte-lora --format peft --without-head --out exported/rte
 """
 
+HEADS = "To write it without a head: --without-head. A head that can be written comes of training with --pooling host."
+
 
 def work(
     path: Path, out: Path, format: str, overwrite: bool, host: str | None, any_host: bool, trust_remote_code: bool,
@@ -42,7 +44,7 @@ def work(
     try:
         written = [export(opened.host, name, target, format) for name, target in targets.items()]  # type: ignore[arg-type]
     except InlayError as error:
-        hint = "\nTo write it without a head: --without-head" if "head" in str(error) and not without_head else ""
+        hint = f"\n{HEADS}" if "head" in str(error) and not without_head else ""
         raise type(error)(f"{error}{hint}") from None
     tell(
         f"{opened.name} as {format} reads it: {', '.join(map(str, written))}",

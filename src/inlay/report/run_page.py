@@ -86,7 +86,7 @@ def _mistakes(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> li
         (
             " / ".join(text for text in example.texts[0] if text)[:LONGEST_TEXT],
             task.labels[int(example.target)],  # type: ignore[arg-type]
-            task.labels[int(answer.prediction)],
+            task.labels[int(answer.prediction)],  # type: ignore[arg-type]
             max(answer.probabilities or (0.0,)),
         )
         for example, answer in wrong[:MOST_MISTAKES]
