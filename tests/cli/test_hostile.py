@@ -240,7 +240,7 @@ def test_an_inlay_alone_knows_its_task(there, capsys):  # noqa: F811
 
 @pytest.mark.parametrize(("words", "message"), [
     (("--seed", "99999999999999999999999"), "seed"), (("--lr", "1e308"), "lr"), (("--options", "x={"), "option 'x'"), (("--text", "{"), "template"),
-    (("--text", ""), "template"), (("--threads", "100000"), "threads"), (("--labels", "a\ud800,b"), "Unicode"), (("--out", "a\0b"), "NUL"),
+    (("--text", ""), "template"), (("--threads", "100000"), "threads"), (("--labels", "a\ud800,b"), "Unicode"),
     (("--text", "{text:>999999999}"), "template"), (("--trackers", "mlflow"), "not installed"), (("--accumulate", "1000000000000"), "accumulate"),
 ])  # fmt: skip
 def test_words_that_gave_tracebacks(there, mistake, words, message):  # noqa: F811
