@@ -45,8 +45,3 @@ def test_all_columns_that_are_missing_at_once(tmp_path):
     (tmp_path / "a.csv").write_text("txet,lable\n" + "a,b\n" * 20)
     with pytest.raises(DataError, match="no column 'text'.*\n.*no column 'label'"):
         prepare(Data(train_file=tmp_path / "a.csv"))
-
-
-def test_a_column_with_a_dot_in_its_name(tmp_path):
-    (tmp_path / "a.csv").write_text("a.b,label\n" + "x,p\ny,q\n" * 10)
-    assert prepare(Data(train_file=tmp_path / "a.csv", text="a.b")).train[0].texts[0][0] in ("x", "y")

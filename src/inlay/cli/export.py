@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import click
@@ -41,9 +42,13 @@ def work(
     if without_head:
         for name in targets:
             inlays_of(opened.host)[name].drop_head()
+    written: list[Path] = []
     try:
-        written = [export(opened.host, name, target, format) for name, target in targets.items()]  # type: ignore[arg-type]
+        for name, target in targets.items():
+            written.append(export(opened.host, name, target, format))  # type: ignore[arg-type]
     except InlayError as error:
+        for folder in written:  # all of it or nothing
+            shutil.rmtree(folder)
         hint = f"\n{HEADS}" if "head" in str(error) and not without_head else ""
         raise type(error)(f"{error}{hint}") from None
     tell(
