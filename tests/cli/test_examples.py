@@ -18,7 +18,7 @@ from inlay.cli import main
 from inlay.cli.app import VERBS
 from inlay.data import sources
 from inlay.data.rows import Table
-from tests.training.small import rows, save_bert, write_rows
+from tests.training.small import rows, save_bert, save_t5, write_rows
 
 SHORT = {"train", "fuse", "validate"}
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -48,7 +48,8 @@ def from_the_hub(hub, task):
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("examples")
-    save_bert(folder / "bert-base-uncased", hidden_size=64)  # so that a Compacter divides it
+    save_t5(folder / "t5-base")
+    save_bert(folder / "bert-base-uncased", hidden_size=128)  # so that a Compacter divides it
     for name, text, label in (
         ("mine.csv", "review", "stars"),
         ("others.csv", "comment", "rating"),
