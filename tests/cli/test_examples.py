@@ -100,7 +100,8 @@ def test_every_example_runs(run, here, capsys):
         if "--resume" in line or line.startswith("inlay finish"):
             with pytest.raises(SystemExit):  # the run is finished: a mistake in words
                 run(line)
-            assert "is finished" in capsys.readouterr().err or "has no checkpoint" in capsys.readouterr().err
+            told = capsys.readouterr().err
+            assert "is finished" in told or "has no checkpoint" in told, f"{line}\n{told}"
         else:
             run(line)
     assert json.loads((here / "labels.jsonl").read_text().splitlines()[0])["label"]
