@@ -58,7 +58,7 @@ def here(tmp_path_factory):
         lines = [f"{row['text']},{row['label']}" for row in rows(40)]
         (folder / name).write_text("\n".join([f"{text},{label}", *lines]) + "\n")
     (folder / "reviews.txt").write_text("good w1\nbad w2\n")
-    write_rows(folder / "more.jsonl", [{"sentence1": "good", "sentence2": "bad", "label": "entailment"}] * 3)
+    write_rows(folder / "more.jsonl", [{"premise": "good", "hypothesis": "bad", "label": "entailment"}] * 3)
     (folder / "rte.yaml").write_text("host: bert-base-uncased\ntask: rte\nout: runs/unnamed\n")
     (folder / "path" / "to" / "data").mkdir(parents=True)
     return folder
