@@ -94,6 +94,7 @@ def test_every_example_runs(run, here, capsys):
         "rte-mixture": "--task rte --method mixture --options 'method={kind: pfeiffer, size: 4}'",
     }.items():  # fmt: skip
         run(f"{train} {more} --out runs/{name}")
+    shutil.copytree(here / "runs" / "rte-mixture", here / "runs" / "mixture")
     run("inlay fuse runs/mnli runs/qqp runs/rte --task rte --out runs/rte-fused --quiet")
     run("inlay export runs/rte-lora --format peft --without-head --out downloads/rte-lora")
     for line in examples():
