@@ -135,7 +135,7 @@ def test_inspect_and_ls_know_the_runs(inlay_cli, inlay_here, fused, place):
     assert (place / "heat.svg").exists()
     assert json.loads(inlay_here("inspect", "runs/a/inlay", "--json"))["method"]["kind"] == "pfeiffer"
     runs = json.loads(inlay_cli("ls", "runs", "--json").stdout)
-    assert {run[0] for run in runs} >= {"runs/a", "runs/b", "runs/fused"}
+    assert {run["run"] for run in runs} >= {"runs/a", "runs/b", "runs/fused"}
 
 
 def test_prune_measures_what_it_costs(inlay_cli, inlay_here, fused):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import click
@@ -15,8 +16,10 @@ A fusion's members are written beside it, because that library needs them too.
 
 \b
 Example:
-  inlay export runs/rte-lora --format peft --out exported/rte
+  inlay export runs/rte-lora --format peft --without-head --out exported/rte
 """
+
+HEADS = "To write it without a head: --without-head. A head that can be written comes of training with --pooling host."
 
 
 def work(
@@ -39,10 +42,14 @@ def work(
     if without_head:
         for name in targets:
             inlays_of(opened.host)[name].drop_head()
+    written: list[Path] = []
     try:
-        written = [export(opened.host, name, target, format) for name, target in targets.items()]  # type: ignore[arg-type]
+        for name, target in targets.items():
+            written.append(export(opened.host, name, target, format))  # type: ignore[arg-type]
     except InlayError as error:
-        hint = "\nTo write it without a head: --without-head" if "head" in str(error) and not without_head else ""
+        for folder in written:  # all of it or nothing
+            shutil.rmtree(folder)
+        hint = f"\n{HEADS}" if "head" in str(error) and not without_head else ""
         raise type(error)(f"{error}{hint}") from None
     tell(
         f"{opened.name} as {format} reads it: {', '.join(map(str, written))}",

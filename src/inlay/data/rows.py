@@ -172,7 +172,7 @@ def _quoted(text: str, source: str, delimiter: str) -> Iterator[tuple[int, list[
         except StopIteration:
             return
         except csv.Error as error:
-            raise DataError(f"{source}, line {reader.line_num + 1}: {error}") from None
+            raise DataError(f"{source}, line {reader.line_num}: {error}") from None
         if cells:
             yield reader.line_num, cells
 

@@ -12,7 +12,7 @@ import torch
 from inlay.compose.activations import FusionActivations
 from inlay.demo.studies import MODES, Study
 from inlay.report.pages import page
-from inlay.report.plots import fusion_svg, plot_fusion
+from inlay.report.plots import error_bars, fusion_svg, plot_fusion
 from inlay.storage.files import write_whole
 from inlay.storage.plain_json import as_json
 
@@ -80,7 +80,11 @@ def write_page(out: Path, study: Study, results: Results, seconds: float) -> Pat
     document = page(
         "demo",
         title="Inlay demo: from few labels",
-        comparison=as_text(rows),
+        comparison=[
+            (row["target"], WORDS[row["mode"]], row["mean"], row["spread"], ", ".join(f"{s:.1f}" for s in row["seeds"]))
+            for row in rows
+        ],
+        bars=error_bars([(f"{r['target']}: {WORDS[r['mode']]}", r["mean"], r["spread"]) for r in rows]),
         sources=sources,
         attention={target: fusion_svg(activations) for target, activations in seen.items()},
         recipes=[(mode, recipe.lr, recipe.epochs, recipe.batch_size) for mode, recipe in study.recipes.items()],

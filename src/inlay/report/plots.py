@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 COLOURS = "Blues"
+LONGEST_LABEL = 24
 
 
 def curve(history: Sequence[Mapping[str, float | None]], main: str) -> Markup:
@@ -53,9 +54,31 @@ def confusion(labels: Sequence[str], targets: Sequence[int], predictions: Sequen
             counts[target, prediction] += 1
     size = max(3.0, 0.6 * len(labels) + 1.5)
     figure, axes = _figure(size + 1, size)
-    _cells(axes, counts, labels, labels, lambda count: f"{count:.0f}")
+    names = [_cut(label) for label in labels]
+    _cells(axes, counts, names, names, lambda count: f"{count:.0f}")
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
+    return _svg(figure)
+
+
+def scatter(targets: Sequence[float], predictions: Sequence[float]) -> Markup:
+    """Each row's target and what was predicted; on the line both are the same."""
+    figure, axes = _figure(4.5, 4)
+    axes.scatter(targets, predictions, s=12, alpha=0.5, color="#1f6f8b")
+    ends = [min(*targets, *predictions), max(*targets, *predictions)]
+    axes.plot(ends, ends, color="#999", linewidth=1)
+    axes.set_xlabel("true")
+    axes.set_ylabel("predicted")
+    return _svg(figure)
+
+
+def error_bars(rows: Sequence[tuple[str, float, float]]) -> Markup:
+    """Name, mean and spread, the first on top."""
+    figure, axes = _figure(6, 0.5 + 0.35 * len(rows))
+    names, means, spreads = zip(*reversed(rows), strict=True)
+    axes.errorbar(means, range(len(rows)), xerr=spreads, fmt="o", color="#1f6f8b", capsize=3)
+    axes.set_yticks(range(len(rows)), [_cut(name) if len(name) > 40 else name for name in names], parse_math=False)
+    axes.set_xlabel("accuracy, mean ± spread over seeds")
     return _svg(figure)
 
 
@@ -177,6 +200,11 @@ def _cells(
                 colour = "white" if value > highest / 2 else "#333"
                 axes.text(x, y, write(value), ha="center", va="center", color=colour, fontsize=7 if small else None)
     return image
+
+
+def _cut(label: str) -> str:
+    """A label that leaves room for the picture."""
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
 
 
 def _short(place: str) -> str:

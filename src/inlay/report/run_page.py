@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inlay.compose.activations import FusionActivations
 from inlay.data.task import Task
 from inlay.report.pages import page
-from inlay.report.plots import confusion, curve, fusion_svg
+from inlay.report.plots import confusion, curve, fusion_svg, scatter
 from inlay.storage.plain_json import number
 from inlay.training.codec import Answer, EncodedSplit
 from inlay.training.progress import clock
 
+MOST_MISTAKES, LONGEST_TEXT = 10, 200
 MOST_LABELS = 30
 """A confusion matrix of more labels cannot be read."""
 
@@ -37,6 +39,8 @@ def run_page(
         splits=list(splits),
         curve=curve(history, task.main) if history else None,  # a pruned fusion was not trained
         confusion=_confusion(task, judged, answers),
+        scatter=_scatter(task, judged, answers),
+        mistakes=_mistakes(task, judged, answers),
         attention=fusion_svg(attention) if attention is not None else None,
         config=config,
         versions=list(record["versions"].items()),
@@ -54,9 +58,38 @@ def _facts(record: Mapping[str, Any], task: Task) -> list[tuple[str, str]]:
         ("rows", ", ".join(f"{split} {count:,}" for split, count in record["rows"].items())),
         ("seed", str(record["seed"])),
         ("steps", f"{record['steps']:,}, the best after {record['best_step']:,}"),
-        ("time", clock(record["seconds"])),
+        ("time", f"{clock(record['seconds'])}, {record.get('examples_per_second') or 0:,.0f} rows per second"),
+        ("memory", f"{record['peak_megabytes']:,.0f} MB at most" if record.get("peak_megabytes") else "—"),
+        ("cost", f"{record['seconds'] * record.get('processes', 1) / 3600:.3f} process hours"),
         ("padding", f"{record['padding']:.1%}"),
         *(("note", note) for note in record["notes"]),
+    ]
+
+
+def _scatter(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> str | None:
+    pairs = [(example.target, answer.prediction) for example, answer in zip(judged.examples, answers, strict=True)]
+    if task.kind != "regression" or not all(math.isfinite(float(value)) for pair in pairs for value in pair):  # type: ignore[arg-type]
+        return None
+    return scatter([float(target) for target, _ in pairs], [float(said) for _, said in pairs])  # type: ignore[arg-type]
+
+
+def _mistakes(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> list[tuple[str, str, str, float]]:
+    """The rows that it was surest about and wrong: text, label, what it said, its share of certainty."""
+    if task.kind != "classification":
+        return []
+    wrong = [
+        (example, answer) for example, answer in zip(judged.examples, answers, strict=True)
+        if answer.probabilities and answer.prediction != example.target
+    ]  # fmt: skip
+    wrong.sort(key=lambda pair: -max(pair[1].probabilities or (0.0,)))
+    return [
+        (
+            " / ".join(text for text in example.texts[0] if text)[:LONGEST_TEXT],
+            task.labels[int(example.target)],  # type: ignore[arg-type]
+            task.labels[int(answer.prediction)],  # type: ignore[arg-type]
+            max(answer.probabilities or (0.0,)),
+        )
+        for example, answer in wrong[:MOST_MISTAKES]
     ]
 
 

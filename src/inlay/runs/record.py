@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inlay.errors import CheckpointError
 from inlay.storage.plain_json import finite, read_json
@@ -31,7 +31,7 @@ class Record(BaseModel):
     notes: list[str] | None = None
     trained_parameters: int | None = None
     host_parameters: int | None = None
-    max_length: int | None = None
+    max_length: int | None = Field(default=None, ge=2)
     threads: int | None = None
     seed: int | None = None
     versions: dict[str, str] | None = None
@@ -45,6 +45,8 @@ class Record(BaseModel):
     examples_per_second: float | None = None
     padding: float | None = None
     pruned_from: str | None = None
+    faster: float | None = None
+    """A pruned fusion: how many times as fast it answers."""
     settings: dict[str, Any] | None = None
     """Every setting of the run; config.yaml is the same for people."""
     rows_sha256: dict[str, str] | None = None

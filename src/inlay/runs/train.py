@@ -211,6 +211,7 @@ def train_run(
     """
     watch = watch or Silent()
     run = Run(settings.out)
+    _check_trackers(settings.trackers)
     accelerator = accelerator_for(settings, settings.trackers, settings.out)
     if not accelerator.is_main_process:
         _train(get_ready(settings, allowed, resume=resume), run, accelerator, Silent())

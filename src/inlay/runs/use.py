@@ -105,7 +105,7 @@ class Opened:
             if answer.probabilities
             else None
         )
-        return {"label": label, "probabilities": shares}
+        return {"label": label, "probabilities": shares} | ({"said": answer.said} if answer.said is not None else {})
 
 
 def _several(task: Task, answer: Answer) -> dict[str, Any]:

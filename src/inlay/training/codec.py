@@ -62,6 +62,8 @@ class Answer:
     """Index of the label or choice (-1: no label at all), a number, a text, or the indices of several labels."""
     probabilities: tuple[float, ...] | None = None
     """Of every label or choice; of the label of each word; of the span among the best ones."""
+    said: str | None = None
+    """What a host that answers in text wrote, where that is no label."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Codec:
             known = said in candidates
             if not known and self.task.answers == "text":
                 return Answer(said)  # a part of the right words is worth something
-            return Answer(list(candidates).index(said) if known else -1)
+            return Answer(list(candidates).index(said)) if known else Answer(-1, said=said)
         if self.task.kind == "regression":
             try:
                 return Answer(float(said) if math.isfinite(float(said)) else -1.0)
