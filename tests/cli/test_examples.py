@@ -96,6 +96,8 @@ def test_every_example_runs(run, here, capsys):
         run(f"{train} {more} --out runs/{name}")
     shutil.copytree(here / "runs" / "rte-mixture", here / "runs" / "mixture")
     run("inlay fuse runs/mnli runs/qqp runs/rte --task rte --out runs/rte-fused --quiet")
+    for other in ("cb", "mrpc"):
+        shutil.copytree(here / "runs" / "rte-fused", here / "runs" / f"{other}-fused")
     run("inlay export runs/rte-lora --format peft --without-head --out downloads/rte-lora")
     for line in examples():
         if "--resume" in line or line.startswith("inlay finish"):
