@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 import inlay
 from inlay.checkpoints import ours
 from inlay.checkpoints.fitting import host_fingerprint
-from tests.checkpoints.test_ours import rewrite, untouched
-from tests.hosts import classifier, shake
+from tests.checkpoints.rewriting import rewrite
+from tests.hosts import classifier, shake, untouched
 
 
 @pytest.fixture

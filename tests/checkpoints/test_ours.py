@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import inlay
-from inlay.checkpoints import manifest as manifests
 from inlay.checkpoints import ours
 from inlay.storage import folders
+from tests.checkpoints.rewriting import rewrite
 from tests.hosts import FAMILIES, classifier, logits, shake, untouched
 
 
@@ -27,13 +27,6 @@ def saved(tmp_path: Path) -> Path:
     inlay.add(host, "rte", inlay.Houlsby(size=4), head=inlay.Head(labels=["yes", "no", "unclear"]), norms=True)
     shake(host, "rte")
     return inlay.save(host, "rte", tmp_path / "rte", task="rte", metrics={"accuracy": 0.71})
-
-
-def rewrite(folder: Path, **changes: object) -> None:
-    """Change a manifest and sign it anew, as somebody with intent would."""
-    manifest = json.loads((folder / "inlay.json").read_text()) | changes
-    manifest["sha256"] = manifests.digest_of(manifest)
-    (folder / "inlay.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -80,3 +80,28 @@ def fused(inlay_cli, trained) -> Path:
     told = inlay_cli("fuse", "runs/a", "runs/b", *DATA, "--name", "both", "--json", "--out", "runs/fused")
     assert json.loads(told.stdout)["mode"] == "fusion"
     return trained / "fused"
+
+
+@pytest.fixture
+def there(place, tmp_path, monkeypatch):
+    """An empty folder with the tiny host and rows in reach."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
+    for name in ("bert", "train.jsonl", "validation.jsonl"):
+        (tmp_path / name).symlink_to(place / name)
+    return tmp_path
+
+
+@pytest.fixture
+def mistake(capsys):
+    """Run `inlay …` in this process and hand back what it says when it leaves with exit code 2."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as left:
+            from inlay.cli import main
+
+            main(list(words))
+        assert left.value.code == 2
+        return capsys.readouterr().err
+
+    return run

@@ -16,14 +16,14 @@ from inlay.cli import main
 from inlay.runs.folder import Run
 from inlay.runs.record import digest_of
 from inlay.runs.settings import Settings
-from tests.cli.test_mistakes import TRAIN, mistake, there  # noqa: F401 (fixtures)
+from tests.cli.words import JOB as TRAIN
 from tests.training.small import rows, save_bert, write_rows
 
 DATA = ("--train-file", "train.jsonl")
 
 
 @pytest.fixture
-def run(trained, there):  # noqa: F811
+def run(trained, there):
     """A finished run of one's own to spoil."""
     shutil.copytree(trained / "a", there / "mine")
     return there / "mine"
@@ -38,7 +38,7 @@ def resign(run, **changes):
 # 1. divergence
 
 
-def test_a_run_that_diverges_is_no_success(there, mistake):  # noqa: F811
+def test_a_run_that_diverges_is_no_success(there, mistake):
     told = mistake(*TRAIN, *DATA, "--lr", "1e30", "--batch-size", "16", "--epochs", "2", "--eval-every", "1")
     assert "training has diverged" in told
     assert json.loads((there / "run" / "run.json").read_text())["status"] == "diverged"
@@ -52,7 +52,7 @@ def test_a_run_that_diverges_is_no_success(there, mistake):  # noqa: F811
 @pytest.mark.parametrize(
     "line", ["lr: .inf", "lr: .nan", "lr: 1e308", "weight_decay: .inf", "seed: 99999999999999999999999"]
 )
-def test_settings_that_are_no_numbers(there, mistake, line):  # noqa: F811
+def test_settings_that_are_no_numbers(there, mistake, line):
     (there / "job.yaml").write_text(f"host: bert\ntrain_file: train.jsonl\n{line}\n")
     assert line.partition(":")[0] in mistake("validate", "--config", "job.yaml")
 
@@ -60,7 +60,7 @@ def test_settings_that_are_no_numbers(there, mistake, line):  # noqa: F811
 # 2. remote code
 
 
-def test_a_hosts_own_code_never_runs_unasked(there, mistake, monkeypatch):  # noqa: F811
+def test_a_hosts_own_code_never_runs_unasked(there, mistake, monkeypatch):
     shutil.copytree(there / "bert", there / "coded")
     config = json.loads((there / "coded" / "config.json").read_text())
     config |= {"auto_map": {"AutoConfig": "evil.Evil"}, "model_type": "evil"}
@@ -75,7 +75,7 @@ def test_a_hosts_own_code_never_runs_unasked(there, mistake, monkeypatch):  # no
 # 3. – 5. what is not ours is not replaced
 
 
-def test_predictions_go_through_what_is_no_file(run, there):  # noqa: F811
+def test_predictions_go_through_what_is_no_file(run, there):
     (there / "real.jsonl").write_text("old")
     (there / "link.jsonl").symlink_to(there / "real.jsonl")
     main(["predict", "mine", "good w1", "--out", "link.jsonl", "--threads", "1", "--quiet"])
@@ -85,14 +85,14 @@ def test_predictions_go_through_what_is_no_file(run, there):  # noqa: F811
     assert Path("/dev/null").is_char_device()
 
 
-def test_no_verb_replaces_an_inlay_unasked(run, mistake):  # noqa: F811
+def test_no_verb_replaces_an_inlay_unasked(run, mistake):
     before = (run / "inlay" / "weights.safetensors").read_bytes()
     for verb in (("merge",), ("export", "--format", "peft"), ("collapse",)):
         assert "--overwrite" in mistake(verb[0], "mine", "--out", "mine/inlay", *verb[1:])
     assert (run / "inlay" / "weights.safetensors").read_bytes() == before
 
 
-def test_a_record_and_its_inlay_agree(run, trained, mistake):  # noqa: F811
+def test_a_record_and_its_inlay_agree(run, trained, mistake):
     shutil.rmtree(run / "inlay")
     shutil.copytree(trained / "b" / "inlay", run / "inlay")
     for verb in (("eval", "mine"), ("predict", "mine", "good")):
@@ -102,7 +102,7 @@ def test_a_record_and_its_inlay_agree(run, trained, mistake):  # noqa: F811
 # 6. – 7. damage, other hosts, other rows
 
 
-def cut(there):  # noqa: F811
+def cut(there):
     """A run that was stopped after two steps."""
     from inlay.training.loop import TrainingLoop
 
@@ -123,7 +123,7 @@ def cut(there):  # noqa: F811
     return there / "run"
 
 
-def test_an_interrupted_run_with_damage_other_rows_or_another_host(there, mistake, capsys):  # noqa: F811
+def test_an_interrupted_run_with_damage_other_rows_or_another_host(there, mistake, capsys):
     run = cut(there)
     whole = run.joinpath("checkpoint.safetensors").read_bytes()
     for at in range(len(whole) // 2, len(whole), len(whole) // 12):
@@ -149,7 +149,7 @@ def test_an_interrupted_run_with_damage_other_rows_or_another_host(there, mistak
     assert Run(run).record()["steps"] == 18
 
 
-def test_a_damaged_token_cache_is_made_anew(run, there, capsys):  # noqa: F811
+def test_a_damaged_token_cache_is_made_anew(run, there, capsys):
     words = ["predict", "mine", "--file", "validation.jsonl", "--threads", "1", "--quiet"]
     main(words)
     wanted = capsys.readouterr().out
@@ -162,7 +162,7 @@ def test_a_damaged_token_cache_is_made_anew(run, there, capsys):  # noqa: F811
     assert capsys.readouterr().out == wanted
 
 
-def test_a_host_of_the_same_shape_and_other_weights(run, there, mistake, capsys):  # noqa: F811
+def test_a_host_of_the_same_shape_and_other_weights(run, there, mistake, capsys):
     save_bert(there / "other", initializer_range=0.5)
     assert "--any-host" in mistake("eval", "mine", "--host", "other", "--threads", "1")
     main(["eval", "mine", "--host", "other", "--any-host", "--threads", "1"])
@@ -185,7 +185,7 @@ def test_no_text_of_a_user_acts_on_a_terminal(tmp_path):
     assert r"labels found: [/b], [red]x, \x1b[31mred, :smile:" in told.getvalue()
 
 
-def test_a_record_of_another_program_is_listed_as_unreadable(run, there, capsys):  # noqa: F811
+def test_a_record_of_another_program_is_listed_as_unreadable(run, there, capsys):
     for name, text in {"x": "[1, 2]", "y": '{"status": 3}', "z": "{", "d": "[" * 100_000}.items():
         (there / "runs" / name).mkdir(parents=True)
         (there / "runs" / name / "run.json").write_text(text)
@@ -202,12 +202,12 @@ def test_a_record_of_another_program_is_listed_as_unreadable(run, there, capsys)
     {"task": None}, {"task": {"labels": 3}}, {"host": None}, {"max_length": -5}, {"name": 3}, {"rows": []}, {"scores": {"a": "b"}},
     {"mode": "evil"}, {"status": ["finished"]}, {"evil": 1}, {"settings": {"lr": "x"}}, {"versions": 3}, {"task": {"text": "{"}},
 ])  # fmt: skip
-def test_hostile_records(run, mistake, changes):  # noqa: F811
+def test_hostile_records(run, mistake, changes):
     resign(run, **changes)
     assert mistake("eval", "mine", "--threads", "1")
 
 
-def test_an_altered_record_is_refused(run, mistake):  # noqa: F811
+def test_an_altered_record_is_refused(run, mistake):
     text = (run / "run.json").read_text()
     (run / "run.json").write_text(text.replace('"negative"', '"negativ"'))
     assert "run.json is cut or altered" in mistake("eval", "mine")
@@ -216,7 +216,7 @@ def test_an_altered_record_is_refused(run, mistake):  # noqa: F811
 # 11. an inlay alone
 
 
-def test_an_inlay_alone_knows_its_task(there, capsys):  # noqa: F811
+def test_an_inlay_alone_knows_its_task(there, capsys):
     longer = [{"review": row["text"] + " w1" * 5, "stars": row["label"]} for row in rows(40)]
     write_rows(there / "mine.jsonl", longer)
     flags = ("--text", "say: {review}", "--label", "stars", "--max-length", "6", "--batch-size", "8", "--epochs", "2")
@@ -243,7 +243,7 @@ def test_an_inlay_alone_knows_its_task(there, capsys):  # noqa: F811
     (("--text", ""), "template"), (("--threads", "100000"), "threads"), (("--labels", "a\ud800,b"), "Unicode"),
     (("--text", "{text:>999999999}"), "template"), (("--trackers", "mlflow"), "not installed"), (("--accumulate", "1000000000000"), "accumulate"),
 ])  # fmt: skip
-def test_words_that_gave_tracebacks(there, mistake, words, message):  # noqa: F811
+def test_words_that_gave_tracebacks(there, mistake, words, message):
     assert message in mistake(*TRAIN, *DATA, *words)
 
 
@@ -251,14 +251,14 @@ def test_words_that_gave_tracebacks(there, mistake, words, message):  # noqa: F8
     "a: &a [x, x]\nb: &b [*a, *a]\n", "lr: 1\nlr: 2\n", "[" * 5000, "seed: " + "9" * 9999, "labels: [no, yes]\n", "out: \"a\\0b\"\n",
     "task: \"\\ud800\"\n", "d: 2020-99-99\n", "? {a: b}\n: c\n",
 ])  # fmt: skip
-def test_yaml_that_gave_tracebacks_or_no_end(there, mistake, text):  # noqa: F811
+def test_yaml_that_gave_tracebacks_or_no_end(there, mistake, text):
     (there / "job.yaml").write_text(text)
     told = mistake("train", "--config", "job.yaml")
     if "labels" in text:
         assert "put it in quotes" in told
 
 
-def test_a_closed_stdin_and_a_half_character(run, there, mistake, monkeypatch):  # noqa: F811
+def test_a_closed_stdin_and_a_half_character(run, there, mistake, monkeypatch):
     assert "surrogate" in mistake("predict", "mine", "good \udcff")
     (there / "half.jsonl").write_text('{"text": "\\ud800"}\n')
     assert "half.jsonl, line 1" in mistake("predict", "mine", "--file", "half.jsonl")
@@ -266,7 +266,7 @@ def test_a_closed_stdin_and_a_half_character(run, there, mistake, monkeypatch): 
     assert "stdin is closed" in mistake("predict", "mine")
 
 
-def test_damaged_weights_are_named_by_inspect(run, mistake):  # noqa: F811
+def test_damaged_weights_are_named_by_inspect(run, mistake):
     (run / "inlay" / "weights.safetensors").write_bytes(b"\xff" * 100)
     assert "weights.safetensors is cut or altered" in mistake("inspect", "mine/inlay")
 
@@ -278,7 +278,7 @@ def test_a_terminal_without_unicode_gets_json_that_can_be_read(run, monkeypatch)
     assert json.loads(latin.buffer.getvalue())["text"] == "good 日本 🙂"
 
 
-def test_a_full_disk_while_the_host_is_saved(there, mistake, monkeypatch):  # noqa: F811
+def test_a_full_disk_while_the_host_is_saved(there, mistake, monkeypatch):
     from transformers import PreTrainedModel
 
     def full(self, folder, **more):
@@ -290,7 +290,7 @@ def test_a_full_disk_while_the_host_is_saved(there, mistake, monkeypatch):  # no
     assert not (there / "run" / "host").exists()
 
 
-def test_a_flipped_byte_in_the_host_of_a_full_run(there, mistake):  # noqa: F811
+def test_a_flipped_byte_in_the_host_of_a_full_run(there, mistake):
     main([*TRAIN, *DATA, "--mode", "full", "--epochs", "1", "--batch-size", "48"])
     file = there / "run" / "host" / "model.safetensors"
     data = bytearray(file.read_bytes())

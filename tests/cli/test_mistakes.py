@@ -12,45 +12,9 @@ from pathlib import Path
 import pytest
 
 from inlay.cli import main
+from tests.cli.words import JOB as TRAIN
 from tests.cli.words import RUN
 from tests.training.small import rows, write_rows
-
-
-@pytest.fixture
-def there(place, tmp_path, monkeypatch):
-    """An empty folder with the tiny host and rows in reach."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
-    for name in ("bert", "train.jsonl", "validation.jsonl"):
-        (tmp_path / name).symlink_to(place / name)
-    return tmp_path
-
-
-@pytest.fixture
-def mistake(capsys):
-    """Run `inlay …` in this process and hand back what it says when it leaves with exit code 2."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as left:
-            main(list(words))
-        assert left.value.code == 2
-        return capsys.readouterr().err
-
-    return run
-
-
-TRAIN = (
-    "train",
-    "--host",
-    "bert",
-    "--validation-file",
-    "validation.jsonl",
-    "--out",
-    "run",
-    "--threads",
-    "1",
-    "--quiet",
-)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,6 @@ def test_it_can_be_seen_in_this_process_too(show, place):
 
 
 @pytest.mark.parametrize(("good", "bad"), [("[/b]", "[b]"), ("[red]", "[blue]"), ("[link=x]", "a[0]")])
-@pytest.mark.xfail(strict=True, reason="issue 13.8: what the bar says is read as markup")
 def test_labels_in_brackets_are_shown_as_they_are(show, place, good, bad):
     labelled(place, "brackets.jsonl", good, bad)
     told = show(TRAIN, "brackets.jsonl", "--out", f"runs/brackets-{len(good)}")

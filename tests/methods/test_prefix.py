@@ -11,21 +11,11 @@ import transformers as hf
 
 import inlay
 from inlay.host.keys import OURS
-from tests.hosts import CONFIGS, ENCODER_DECODER, FAMILIES, batch, classifier, logits, row, shake, shaken
+from tests.hosts import ENCODER_DECODER, batch, classifier, logits, row, shake
 from tests.methods import ways
+from tests.methods.ways import ABLE, CAUSAL, REFUSED, writer
 
-REFUSED = ("mpnet", "deberta-v2")
-ABLE = [family for family in FAMILIES if family not in REFUSED]
-CAUSAL = [f for f in ABLE if f.startswith(("gpt", "opt", "llama", "mistral", "qwen", "gemma", "phi"))]
 each_family = pytest.mark.parametrize("family", ABLE)
-
-
-def writer(family: str, **config: object) -> hf.PreTrainedModel:
-    made = CONFIGS[family]()
-    for name, value in config.items():
-        setattr(made, name, value)
-    kind = hf.AutoModelForSeq2SeqLM if family in ENCODER_DECODER else hf.AutoModelForCausalLM
-    return shaken(kind.from_config(made))
 
 
 @each_family

@@ -11,7 +11,7 @@ import transformers as hf
 import inlay
 from tests.hosts import CONFIGS, ENCODER_DECODER, FAMILIES, batch, classifier, logits, shake, shaken
 from tests.methods import ways
-from tests.methods.test_prefix import CAUSAL, writer
+from tests.methods.ways import CAUSAL, writer
 
 ENCODERS = [family for family in FAMILIES if family not in (*CAUSAL, *ENCODER_DECODER)]
 each_family = pytest.mark.parametrize("family", FAMILIES)

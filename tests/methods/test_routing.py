@@ -11,7 +11,7 @@ import inlay
 from inlay.methods.mixture import Alternatives, Gate
 from tests.hosts import batch, classifier, logits, shake
 from tests.methods import ways
-from tests.methods.test_prefix import writer
+from tests.methods.ways import writer
 
 METHODS = {
     "pfeiffer": inlay.Pfeiffer(size=4),

@@ -12,7 +12,7 @@ import inlay
 from inlay.methods.said import Direction, Intrinsic, transform
 from tests.hosts import FAMILIES, batch, classifier, logits, shake
 from tests.methods import ways
-from tests.methods.test_prefix import writer
+from tests.methods.ways import writer
 
 each_family = pytest.mark.parametrize("family", FAMILIES)
 

@@ -11,7 +11,7 @@ import transformers as hf
 import inlay
 from tests.hosts import FAMILIES, batch, classifier, logits, shake
 from tests.methods import ways
-from tests.methods.test_prefix import CAUSAL, REFUSED, writer
+from tests.methods.ways import CAUSAL, REFUSED, writer
 
 ABLE = [family for family in FAMILIES if family not in (*CAUSAL, *REFUSED)]
 SMALL = {

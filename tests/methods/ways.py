@@ -6,10 +6,14 @@ import copy
 from pathlib import Path
 
 import torch
+import transformers as hf
 
 import inlay
-from tests.host.test_families import snapshot
-from tests.hosts import batch, classifier, logits, row, shake
+from tests.hosts import CONFIGS, ENCODER_DECODER, FAMILIES, batch, classifier, logits, row, shake, shaken, snapshot
+
+REFUSED = ("mpnet", "deberta-v2")
+ABLE = [family for family in FAMILIES if family not in REFUSED]
+CAUSAL = [f for f in ABLE if f.startswith(("gpt", "opt", "llama", "mistral", "qwen", "gemma", "phi"))]
 
 
 def acts_and_comes_off(family: str, method: inlay.Method, **config: object) -> None:
@@ -135,3 +139,12 @@ def deepcopy_is_independent(family: str, method: inlay.Method) -> None:
     assert torch.equal(logits(host), wanted)
     inlay.strip(twin)
     assert torch.equal(logits(host), wanted)
+
+
+def writer(family: str, **config: object) -> hf.PreTrainedModel:
+    """A tiny host that writes text."""
+    made = CONFIGS[family]()
+    for name, value in config.items():
+        setattr(made, name, value)
+    kind = hf.AutoModelForSeq2SeqLM if family in ENCODER_DECODER else hf.AutoModelForCausalLM
+    return shaken(kind.from_config(made))

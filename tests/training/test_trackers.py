@@ -85,9 +85,6 @@ def test_a_tracker_that_nobody_has_heard_of_is_refused(small, tmp_path, capsys):
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow"])
 @pytest.mark.filterwarnings("ignore:.*no supported trackers are currently installed")
-@pytest.mark.xfail(
-    strict=True, reason="accelerate warns that a tracker is not installed, and the run goes on without it"
-)
 def test_a_tracker_that_is_not_installed_is_refused_before_training(small, tmp_path, tracker, monkeypatch, capsys):
     monkeypatch.setattr(accelerate.tracking, "_available_trackers", [])
     with pytest.raises(SystemExit) as left:

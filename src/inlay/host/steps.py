@@ -130,7 +130,8 @@ def _same_shape(results: list[Tensor]) -> list[Tensor]:
     Beside rows with logits for every token (…, T, labels), rows with logits for the text (…, labels) have the same at
     each of them.
     """
-    deepest = max(results, key=Tensor.dim)
+    most = max(x.dim() for x in results)
+    deepest = next(x for x in results if x.dim() == most)
     if deepest.dim() > 3:
         results = [x if x.dim() > 3 else x.unsqueeze(2).expand(-1, -1, deepest.shape[2], -1) for x in results]
     widest = max(x.shape[-1] for x in results)

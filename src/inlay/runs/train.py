@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import json
 import re
 import sys
@@ -17,6 +16,7 @@ from typing import Any, TypeVar, cast
 import safetensors
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.checkpoints.fitting import host_fingerprint
@@ -186,9 +186,9 @@ def _few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
 
 
 def _check_trackers(trackers: tuple[str, ...]) -> None:
-    missing = [name for name in trackers if importlib.util.find_spec(name) is None]
-    if "tensorboard" in missing and importlib.util.find_spec("tensorboardX") is not None:
-        missing.remove("tensorboard")
+    """A tracker that accelerate does not find would be left out silently."""
+    there = {str(found.value) for found in get_available_trackers()}
+    missing = [name for name in trackers if name not in there]
     if missing:
         raise ConfigError(
             f"trackers: {', '.join(missing)} is not installed. Install it with: pip install {' '.join(missing)}; "

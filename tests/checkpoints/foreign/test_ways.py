@@ -13,7 +13,7 @@ import transformers as hf
 
 import inlay
 from tests.hosts import classifier, shake
-from tests.methods.test_prefix import writer
+from tests.methods.ways import writer
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = [
