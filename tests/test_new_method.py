@@ -158,7 +158,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_the_command_line_knows_it(say) -> None:
-    listed = dict(json.loads(say("ls", "methods", "--json")))
+    listed = {row["method"]: row["about"] for row in json.loads(say("ls", "methods", "--json"))}
     assert listed["squeeze"] == "A squeeze after the FFN, made up for this test."
     assert "closed" in listed
     told = json.loads(say("params", "bert", "--method", "squeeze", "--options", "size=4", "--json"))

@@ -81,7 +81,8 @@ def test_a_compacterplusplus_inlay_for_t5_base_is_small_on_disk(tmp_path: Path) 
     with torch.device("meta"):
         host = hf.T5ForConditionalGeneration(T5_BASE)
     inlay.add(host, "a", inlay.CompacterPlusPlus())
-    host.inlays.all["a"].to_empty(device="cpu")
+    for tensor in host.inlays.all["a"].to_empty(device="cpu").state_dict().values():
+        tensor.zero_()  # memory as it is found need not hold finite numbers
     folder = inlay.save(host, "a", tmp_path / "a")
     assert (folder / "weights.safetensors").stat().st_size <= 450 * 1024
 

@@ -16,7 +16,7 @@ def test_a_task_is_answered_in_the_form_that_fits_it_and_the_host(small):
     bench = Workbench.open(str(small / "bert"), Task(name="own", labels=("a", "b", "c")))
     assert (bench.form, bench.host.config.num_labels) == ("labels", 3)
     assert bench.head().names == ("a", "b", "c")
-    assert Workbench.open(str(small / "bert"), Task(name="own", kind="choice")).form == "choice"
+    assert Workbench.open(str(small / "bert"), Task(name="own", kind="choice")).form == "labels"
     text = Workbench.open(str(small / "t5"), YES_NO)
     assert (text.form, text.head()) == ("text", None)
     with pytest.raises(inlay.InlayError, match="needs a host such as T5, not bert"):

@@ -31,7 +31,8 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         self.before = {}
         if threading.current_thread() is threading.main_thread():  # signals belong to the main thread
-            heard = [number for number in self.CAUGHT if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores
+            closed = getattr(signal, "SIGHUP", None)  # what nohup has made the process ignore stays ignored
+            heard = [n for n in self.CAUGHT if n != closed or signal.getsignal(n) != signal.SIG_IGN]
             self.before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
