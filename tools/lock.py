@@ -70,7 +70,8 @@ def report(*wanted: str, **settings: str) -> list[dict]:
 
 def files() -> list[dict]:
     """The files of the package index itself. A copy of this machine's own might be another build with another hash."""
-    direct = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    direct = [*project["dependencies"], *project["optional-dependencies"]["learn"]]
     found = [(canonical(item["metadata"]["name"]), item["metadata"]["version"]) for item in report(*direct)]
     pins = [f"{name}=={version}" for name, version in found if name not in LEFT_OUT]
     no_copies = {
