@@ -35,7 +35,7 @@ AnswerForm = Literal["labels", "text"]
 GENERATORS = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 """Families that answer every task in text, as they were trained."""
 STRIDE = 128
-"""Tokens that the windows of a long context share, where there is room for so many."""
+"""Tokens that the windows of a long context share, where there is room for them."""
 LONGEST_SPAN, N_BEST = 30, 20
 """Tokens of the longest answer, and how many spans of each window are compared."""
 

@@ -296,7 +296,7 @@ def _cut_windows(
 
 
 def _shortened(tokenizer: PreTrainedTokenizerBase, questions: list[str], most: int) -> list[str]:
-    """Questions of at most so many tokens, so that there is room for the context."""
+    """Questions of at most this many tokens, so that there is room for the context."""
     cut = tokenizer(questions, truncation=True, max_length=most, add_special_tokens=False, return_offsets_mapping=True)[
         "offset_mapping"
     ]
