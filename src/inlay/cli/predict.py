@@ -90,7 +90,7 @@ def _table(task: Task, texts: tuple[str, ...], file: Path | None) -> Table:
             lines.append(number)
     if not rows:
         raise DataError(f"{source} is empty: there is nothing to label.")
-    return Table(rows, source, lines)
+    return Table(rows, source, lines, "line")
 
 
 def _stdin() -> bytes:

@@ -114,8 +114,7 @@ def examples(task: Task, table: Table, *, labelled: bool = True) -> list[Example
         try:
             made.append(_example(task, row, labelled))
         except DataError as error:
-            line = table.lines[index] if table.lines else index
-            problems.append((line, f"{table.where(index)}: {error}"))
+            problems.append((table.number(index), f"{table.where(index)}: {error}"))
     if problems:
         more = f"\n… and {len(problems) - AT_MOST} more" if len(problems) > AT_MOST else ""
         raise DataError("\n".join(told for _, told in sorted(problems)[:AT_MOST]) + more)
