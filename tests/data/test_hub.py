@@ -251,7 +251,7 @@ def test_a_column_that_the_hub_has_renamed_is_named(shelf):
     [
         (lambda shelf: None, "the data set nyu-mll/glue rte could not be read"),
         (lambda shelf: put(shelf, "nyu-mll/glue", {"train": pairs(4, (0, 1))}, "cola"), "'rte' not found"),
-        (lambda shelf: (shelf / "nyu-mll" / "glue").mkdir(parents=True), "data_dir or train_file"),
+        (lambda shelf: (shelf / "nyu-mll" / "glue").mkdir(parents=True), "`data_dir` or `train_file`"),
     ],
     ids=["no network", "no such configuration", "no files"],
 )
@@ -260,7 +260,7 @@ def test_what_the_hub_says_no_to_is_one_clear_error(shelf, make, message, capsys
     with pytest.raises(DataError) as caught:
         prepare(Data(task="rte"))
     assert message in str(caught.value)
-    assert "Without a network, give data_dir or train_file" in str(caught.value)
+    assert "Without a network, give `data_dir` or `train_file`" in str(caught.value)
     with pytest.raises(SystemExit) as left:
         main(["train", "--host", "no-host", "--task", "rte", "--out", "run"])
     assert left.value.code == 2

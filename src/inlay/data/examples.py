@@ -334,7 +334,7 @@ def check_classes(task: Task, training: Sequence[Example], source: str) -> None:
     lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
     if lonely:
         more = f" and {len(lonely) - AT_MOST} more" if len(lonely) > AT_MOST else ""
-        numbers = " To predict a number, use kind: regression." if len(lonely) > AT_MOST else ""
+        numbers = " To predict a number, use `kind` regression." if len(lonely) > AT_MOST else ""
         raise DataError(
             f"{source} has a single row of the class {', '.join(map(repr, lonely[:AT_MOST]))}{more}. "
             f"Add rows of it, remove it, or merge it with another class.{numbers}"

@@ -64,10 +64,10 @@ class Data(Config):
     def _one_source(self) -> Data:
         given = [name for name in ("data_dir", "train_file", "hub") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"rows can come from one place only, but {' and '.join(given)} are given")
+            raise ValueError(f"rows can come from one place only, but {' and '.join(f'`{name}`' for name in given)} are given")
         if not given and self.task not in builtin_tasks():
             raise ValueError(
-                f"no rows: {self.task!r} is not a built-in task, and neither train_file, hub nor data_dir is given."
+                f"no rows: {self.task!r} is not a built-in task, and neither `train_file`, `hub` nor `data_dir` is given."
                 f"{nearest(self.task, builtin_tasks())}"
             )
         return self
@@ -102,7 +102,7 @@ def read_splits(data: Data, task: Task) -> dict[str, Table]:
         path, _, config = data.hub.partition(":")
         return _from_hub(Hub(path=path, config=config or None), task)
     if task.hub is None:
-        raise DataError(f"{task.name} is not on the hub; give its rows with data_dir or train_file.")
+        raise DataError(f"{task.name} is not on the hub; give its rows with `data_dir` or `train_file`.")
     return _from_hub(task.hub, task)
 
 
@@ -130,7 +130,7 @@ def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
     except Exception as error:  # the hub has many ways to say no
         raise DataError(
             f"the data set {hub.path} {hub.config or ''} could not be read: {type(error).__name__}: {error}\n"
-            f"Without a network, give data_dir or train_file."
+            f"Without a network, give `data_dir` or `train_file`."
         ) from None
     found = {}
     for split in (*SPLITS, "mismatched"):
@@ -154,7 +154,7 @@ def _check_hub_columns(rows: Sequence[Row], hub: Hub, source: str) -> None:
         listed = ", ".join(map(repr, missing))
         raise DataError(
             f"{source} has no column {listed}; it has {', '.join(rows[0])}. The data set has changed on the hub: "
-            f"give your own rows with train_file, or name their columns with hub, text, pair and label."
+            f"give your own rows with `train_file`, or its columns with `hub`, `text`, `pair` and `label`."
         )
 
 
