@@ -93,9 +93,6 @@ class Place:
 
     def warm_up(self) -> None:
         """Use a run here once: what a verb imports as it goes is then there in every process that is forked."""
-        import matplotlib.figure
-        import scipy.stats
-        import sklearn.metrics  # noqa: F401
 
         from inlay.cli import main
 

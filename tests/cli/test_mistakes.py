@@ -65,7 +65,11 @@ def test_messages_name_flags_here_and_arguments_in_python(there, mistake):
     from inlay.runs.settings import Settings
 
     wrong = {"lr": "-1", "batch_size": "0", "max_length": "1", "start": "x\udcff", "hub": "a/b"}
-    flags = [word for name, value in wrong.items() for word in (f"--{name.replace('_', '-').replace('start', 'from')}", value)]
+    flags = [
+        word
+        for name, value in wrong.items()
+        for word in (f"--{name.replace('_', '-').replace('start', 'from')}", value)
+    ]
     told = mistake(*TRAIN, "--train-file", "train.jsonl", *flags[:6])
     assert [line.split(": ")[-2 if "error" in line else 0] for line in told.splitlines()] == [
         "--lr", "--batch-size", "--max-length"

@@ -64,7 +64,9 @@ class Data(Config):
     def _one_source(self) -> Data:
         given = [name for name in ("data_dir", "train_file", "hub") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"rows can come from one place only, but {' and '.join(f'`{name}`' for name in given)} are given")
+            raise ValueError(
+                f"rows can come from one place only, but {' and '.join(f'`{name}`' for name in given)} are given"
+            )
         if not given and self.task not in builtin_tasks():
             raise ValueError(
                 f"no rows: {self.task!r} is not a built-in task, and neither `train_file`, `hub` nor `data_dir` is given."
