@@ -93,7 +93,6 @@ class Place:
 
     def warm_up(self) -> None:
         """Use a run here once: what a verb imports as it goes is then there in every process that is forked."""
-
         from inlay.cli import main
 
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123

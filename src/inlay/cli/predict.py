@@ -27,8 +27,8 @@ from inlay.storage.plain_json import as_json as as_json_text
 
 HELP = """Label texts given as arguments, in a file or on stdin. Writes JSON lines.
 
-Each line has all columns of its row, and the answer: label and probabilities, or prediction, labels, tags, answer. Where
-a row has such a column itself, it stays as it is, and the answer is called predicted_label and so on.
+Each line has all columns of its row, and the answer: label and probabilities, or prediction, labels, tags, answer.
+Where a row has such a column itself, it stays as it is, and the answer is called predicted_label and so on.
 
 A file is .jsonl, .csv, .tsv or .parquet with the task's text columns, or .txt with one text per line (a tab before the
 second text of a pair, or before each choice). Stdin is read as .txt, or as .jsonl where a line begins with {.

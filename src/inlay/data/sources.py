@@ -69,8 +69,8 @@ class Data(Config):
             )
         if not given and self.task not in builtin_tasks():
             raise ValueError(
-                f"no rows: {self.task!r} is not a built-in task, and neither `train_file`, `hub` nor `data_dir` is given."
-                f"{nearest(self.task, builtin_tasks())}"
+                f"no rows: {self.task!r} is not a built-in task, and neither `train_file`, `hub` nor `data_dir` "
+                f"is given.{nearest(self.task, builtin_tasks())}"
             )
         return self
 

@@ -49,8 +49,8 @@ class Diverged(InlayError):
             else f"the best state so far is that of step {best_step:,}"
         )
         super().__init__(
-            f"training has diverged: {seen} at step {step:,}; {kept}. Use a smaller learning rate (`lr`), more `warmup`, "
-            f"and look for targets that are far too large."
+            f"training has diverged: {seen} at step {step:,}; {kept}. Use a smaller learning rate (`lr`), more "
+            f"`warmup`, and look for targets that are far too large."
         )
         self.best_step = best_step
 
