@@ -141,7 +141,7 @@ def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
             source = f"{hub.path} {name}"
             _check_hub_columns(there[name], hub, source)
             table = Table([_as_task_row(row, hub, task) for row in there[name]], source)
-            hidden = (None, -1, "", "-1", [])  # labels that nobody is shown
+            hidden: tuple[Any, ...] = (None, -1, "", "-1", [])  # labels that nobody is shown
             known = [i for i, row in enumerate(table.rows) if row.get(task.label) not in hidden]
             if known:
                 found[split] = table.take(known)
