@@ -167,28 +167,34 @@ def one_per_answer(example: Example) -> list[Example]:
 
 
 def grouped(rows: Sequence[Example]) -> list[Example]:
-    """To measure on: rows of kind text that ask the same are one, with all their right answers."""
+    """To measure on: rows of kind text that ask the same are one, with all their right answers.
+
+    Where rows bring lists of right answers, somebody has grouped them already, and they stay as they are.
+    """
+    if any(row.answers for row in rows):
+        return list(rows)
     found: dict[tuple[Any, ...], list[str]] = {}
     first: dict[tuple[Any, ...], Example] = {}
     for row in rows:
         key = (row.texts, row.prompt, row.before, row.after, row.group)
         first.setdefault(key, row)
-        found.setdefault(key, []).extend(row.answers or (str(row.target),))
-    unique = {key: tuple(dict.fromkeys(answers)) for key, answers in found.items()}
+        found.setdefault(key, []).append(str(row.target))
     return [
-        replace(first[key], target=answers[0], answers=answers if len(answers) > 1 else ())
-        for key, answers in unique.items()
+        replace(first[key], target=answers[0], answers=tuple(answers) if len(answers) > 1 else ())
+        for key, answers in found.items()
     ]
 
 
 def _texts(task: Task, value: Any) -> tuple[str, ...]:
-    """Kind text: the right texts of a row, in order, each once."""
+    """Kind text: the right texts of a row. One that is there twice stays so: some metrics count how often."""
     texts = value if isinstance(value, list) else [value]
+    if task.skip_empty and len(texts) > 1:
+        texts = [text for text in texts if not is_missing(text) and str(text).strip()]
     if not texts or any(is_missing(text) or isinstance(text, list | dict) or not str(text).strip() for text in texts):
         raise DataError(
             f"{task.label!r} must be a text or a list of texts, none of them empty, got {str(value)[:80]!r}"
         )
-    return tuple(dict.fromkeys(str(text).strip() for text in texts))
+    return tuple(str(text).strip() for text in texts)
 
 
 def _part(task: Task, row: Row) -> str | None:

@@ -141,8 +141,9 @@ def _from_folder(data_dir: Path, name: str) -> dict[str, Table]:
 def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
     import datasets
 
+    revision = {"revision": hub.revision} if hub.revision is not None else {}
     try:
-        there = datasets.load_dataset(hub.path, hub.config)
+        there = datasets.load_dataset(hub.path, hub.config, **revision)
     except Exception as error:  # the hub has many ways to say no
         raise DataError(
             f"the data set {hub.path} {hub.config or ''} could not be read: {type(error).__name__}: {error}\n"

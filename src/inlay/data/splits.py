@@ -18,6 +18,7 @@ from inlay.data.examples import Example, check_classes, examples, grouped, one_p
 from inlay.data.rows import Table
 from inlay.data.sources import Data, read_splits
 from inlay.data.task import Task
+from inlay.data.text_metrics import measurable
 
 SEED = 42
 HELD_OUT = 1000
@@ -68,6 +69,8 @@ def prepare(data: Data) -> Prepared:
         tables["train"] = _drawn_apart(tables["train"], data.rows, data.rows_seed)[1]
         notes.append(f"{data.rows} training rows drawn with seed {data.rows_seed}")
     task, found = settled(task, tables["train"])
+    task, left_out = measurable(task)
+    found += left_out
     train, validation, test, mismatched = _examples_of(task, tables)
     train = [each for example in train for each in one_per_answer(example)]
     if task.kind == "text":

@@ -28,7 +28,10 @@ Answers = Literal["words", "index", "text"]
 Metric = Literal[
     "accuracy", "f1", "macro_f1", "micro_f1", "subset_accuracy", "matthews", "pearson", "spearman", "exact_match",
     "token_f1", "group_exact_match", "entity_f1", "token_accuracy",
+    "bleu", "nist", "meteor", "rouge_l", "cider", "ter", "chrf",
 ]  # fmt: skip
+GENERATED: tuple[Metric, ...] = ("bleu", "nist", "meteor", "rouge_l", "cider", "ter", "chrf")
+"""Metrics of generated texts (extra `nlg`)."""
 USUAL_METRICS: dict[str, tuple[Metric, ...]] = {
     "classification": ("accuracy", "macro_f1"),
     "regression": ("pearson", "spearman"),
@@ -41,6 +44,7 @@ USUAL_METRICS: dict[str, tuple[Metric, ...]] = {
 METRICS: dict[str, tuple[Metric, ...]] = USUAL_METRICS | {
     "classification": ("accuracy", "f1", "macro_f1", "matthews", "group_exact_match"),
     "choice": ("accuracy", "token_f1", "exact_match"),
+    "text": ("exact_match", "token_f1", *GENERATED),
 }
 """Every metric that measures a kind."""
 USUAL_COLUMNS: dict[str, dict[str, str]] = {
@@ -60,6 +64,8 @@ class Hub(Config):
     """The data set's name on the hub."""
     config: str | None = None
     """Its configuration."""
+    revision: str | None = None
+    """Its branch, where that is not the main one; refs/convert/parquet is the hub's copy of what a script makes."""
     splits: dict[str, str] = Field(default_factory=dict)
     """The hub's name of a split where it differs from train, validation, test."""
     rename: dict[str, str] = Field(default_factory=dict)
@@ -111,8 +117,12 @@ class Task(Config):
     """Which of the Compacter split rules is its own."""
     linearise: Literal["slots", "triples", "triples_lower"] | None = None
     """How the text's column, which holds data, becomes a text: E2E's slots, or triples, as LoRA's code writes them."""
+    scoring: Literal["e2e", "webnlg"] = "webnlg"
+    """Whose scripts the metrics of generated texts follow: the E2E challenge's (lower case), or WebNLG's."""
     parts: dict[str, str] = Field(default_factory=dict)
     """Rows that are scored by themselves too: {"column": its name, value: what to call the rows that have it}."""
+    skip_empty: bool = False
+    """Kind text: whether an empty text among a row's right ones is left out, instead of refused."""
     folder: str | None = None
     """Its folder in `data_dir`, where that is not the task's name."""
     hub: Hub | None = None
@@ -168,6 +178,11 @@ class Task(Config):
     def main(self) -> Metric:
         """The metric that early stopping and reports go by."""
         return self.metrics[0]
+
+    @property
+    def generates(self) -> bool:
+        """Whether texts are measured as such."""
+        return any(metric in GENERATED for metric in self.metrics)
 
     @property
     def choice_columns(self) -> list[str]:

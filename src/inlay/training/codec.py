@@ -295,7 +295,14 @@ class Codec:
         examples = split.examples
         targets = [e.answers or e.target for e in examples]
         said = [self._in_words(e, a) if e.answers else a.prediction for e, a in zip(examples, answers, strict=True)]
-        return score(self.task, targets, said, [e.group for e in examples])
+        groups = [e.group for e in examples]
+        found = score(self.task, targets, said, groups)
+        parts = sorted({group for group in groups if group is not None}) if self.task.parts else []
+        for part in parts if len(parts) > 1 else []:
+            rows = [i for i, group in enumerate(groups) if group == part]
+            own = score(self.task, [targets[i] for i in rows], [said[i] for i in rows])
+            found |= {f"{metric}_{part}": value for metric, value in own.items()}
+        return found
 
     def _in_words(self, example: Example, answer: Answer) -> str:
         """A choice as its text; none of them is no text at all."""

@@ -16,6 +16,8 @@ Mode = Literal["inlay", "head", "full", "fusion"]
 Schedule = Literal["linear", "cosine", "constant"]
 FUSION_VALUES = "*.parts.*.value.weight"
 """V of a fusion by its name: decay would pull it to 0 while the penalty pulls it to the identity."""
+LOWER_IS_BETTER = ("ter",)
+"""Metrics of mistakes."""
 MEAN = "mean"
 """The name by which `select` means the mean of all the task's metrics."""
 
@@ -143,7 +145,10 @@ class Recipe(Generation):
         return int(self.warmup) if self.warmup >= 1 else round(self.warmup * total)
 
     def selected(self, scores: dict[str, float]) -> tuple[str, float]:
-        """What chooses the best state: its name, and its value among the task's scores, the main one first."""
+        """What chooses the best state: its name, and its value among the task's scores, the main one first.
+
+        Of a metric of mistakes it is the negative value: more is always better.
+        """
         name = self.select or next(iter(scores))
         if name == MEAN:
             return name, sum(scores.values()) / len(scores)
@@ -151,7 +156,7 @@ class Recipe(Generation):
             raise ConfigError(
                 f"`select` is {name!r}, but this task has the metrics {', '.join(scores)}; or use {MEAN}."
             )
-        return name, scores[name]
+        return name, -scores[name] if name in LOWER_IS_BETTER else scores[name]
 
 
 MODE_RATES: dict[str, tuple[float, float]] = {"head": (1e-3, 1e-3), "full": (2e-5, 3e-4)}
