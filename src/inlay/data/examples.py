@@ -49,6 +49,8 @@ class Example:
     """What a template puts before the answer; its {bos} and {eos} are still marks."""
     after: str = ""
     """What it puts after it."""
+    cloze: tuple[str, str] | None = None
+    """What the template of masked language models puts before and after the answer."""
     words: tuple[str, ...] = ()
     """Kind tags: the words that the labels belong to; the text is all of them with spaces between."""
 
@@ -140,11 +142,12 @@ def _example(task: Task, row: Row, labelled: bool) -> Example:
     prompt = prompt_of(task, row) if task.prompt else None
     if task.kind != "choice":
         group = fill(task.group, row) if task.group and labelled else _part(task, row)
-        before, after = around(task.template, row) if task.template else (None, "")
+        before, after = _asked_by(task, "template", task.template, row) or (None, "")
+        cloze = _asked_by(task, "cloze", task.cloze, row)
         answers = _texts(task, row.get(task.label)) if task.kind == "text" and labelled else ()
         target = None if not labelled else answers[0] if answers else _target(task, row)
         several = answers if len(answers) > 1 else ()
-        return Example(((text, pair),), target, group, prompt, (), several, before, after)
+        return Example(((text, pair),), target, group, prompt, (), several, before, after, cloze)
     choices = _choices(task, row)
     texts: tuple[tuple[str, str | None], ...]
     if task.blank is None:
@@ -195,6 +198,14 @@ def _texts(task: Task, value: Any) -> tuple[str, ...]:
             f"{task.label!r} must be a text or a list of texts, none of them empty, got {str(value)[:80]!r}"
         )
     return tuple(str(text).strip() for text in texts)
+
+
+def _asked_by(task: Task, name: str, shape: str | None, row: Row) -> tuple[str, str] | None:
+    """What one of the task's templates puts around the answer, after the demonstrations, where it is in use."""
+    if shape is None or shape not in task.asked:
+        return None
+    before, after = around(shape, row)
+    return task.shown.get(name, "") + before, after
 
 
 def _part(task: Task, row: Row) -> str | None:
@@ -371,14 +382,17 @@ def _target(task: Task, row: Row) -> Target:
     return task.labels.index(text)
 
 
-def check_classes(task: Task, training: Sequence[Example], source: str) -> None:
-    """Nothing can be learned about a class from one row, and nothing at all from one class."""
+def check_classes(task: Task, training: Sequence[Example], source: str, *, few: bool = False) -> None:
+    """Nothing can be learned about a class from one row, and nothing at all from one class.
+
+    few: whether somebody asked for few rows, and may get a single one of a class.
+    """
     counts = Counter(example.target for example in training)
     if len(counts) < 2:
         only = task.labels[cast(int, next(iter(counts)))] if counts else "none"
         raise DataError(f"{source} has only one class ({only}); classification needs two or more.")
     lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
-    if lonely:
+    if lonely and not few:
         more = f" and {len(lonely) - AT_MOST} more" if len(lonely) > AT_MOST else ""
         numbers = " To predict a number, use `kind` regression." if len(lonely) > AT_MOST else ""
         raise DataError(

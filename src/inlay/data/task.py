@@ -111,6 +111,16 @@ class Task(Config):
     """How such hosts say a label or choice: in words, as its index, or a choice by its own text."""
     template: str | None = None
     """What decoders read, with {target} at its end, where they answer: columns, {bos} and {eos}; none: the usual."""
+    answer_with: Literal["head", "words"] = "head"
+    """Kind classification: a new head chooses the label, or the host's own words in a template do."""
+    cloze: str | None = None
+    """The template of masked language models, which fill {target} in anywhere."""
+    label_words: tuple[str, ...] = ()
+    """The word that stands for each label, in the labels' order."""
+    label_tokens: Literal["one", "sum", "mean"] = "sum"
+    """Label words of several tokens: refused (one), or their log-probabilities are summed or averaged."""
+    shown: dict[str, str] = Field(default_factory=dict)
+    """Demonstrations: rows with their answers that stand before every text, for `template` and for `cloze`."""
     markup: bool = False
     """Whether the marks <br> and <b> are taken out of what such hosts read."""
     compacter: Literal["halve", "hold_out", "mismatched"] = "halve"
@@ -128,7 +138,7 @@ class Task(Config):
     hub: Hub | None = None
     """Where it is on the hub."""
 
-    @field_validator("template")
+    @field_validator("template", "cloze")
     @classmethod
     def _with_target(cls, text: str | None) -> str | None:
         if text is not None and (wrong := wrong_with(text)):
@@ -168,6 +178,16 @@ class Task(Config):
             raise ValueError("tags belong to the words of one column: give its name as text, and no pair")
         if self.kind == "spans" and self.pair is None:
             raise ValueError("a span is a piece of the context: name its column as pair")
+        if self.answer_with == "words":
+            if self.kind != "classification":
+                raise ValueError(f"label words are for classification, not for {self.kind}")
+            if len(set(self.label_words)) < len(self.label_words):
+                raise ValueError(f"label_words must differ from each other, got {', '.join(self.label_words)}")
+            if self.labels and len(self.label_words) != len(self.labels):
+                raise ValueError(
+                    f"label_words has {len(self.label_words)} words for {len(self.labels)} labels "
+                    f"({', '.join(self.labels)}); give one for each, in this order"
+                )
         if self.linearise is not None and self.text != template(self.text)[1:-1]:
             raise ValueError("linearise reads one column: give its name as text")
         if self.positive is not None and self.labels and self.positive not in self.labels:
@@ -178,6 +198,13 @@ class Task(Config):
     def main(self) -> Metric:
         """The metric that early stopping and reports go by."""
         return self.metrics[0]
+
+    @property
+    def asked(self) -> list[str]:
+        """The templates that rows are put into."""
+        shapes = [self.template, self.cloze] if self.answer_with == "words" else [self.template]
+        used = self.kind == "text" or self.answer_with == "words"
+        return [shape for shape in shapes if shape is not None] if used else []
 
     @property
     def generates(self) -> bool:
@@ -194,7 +221,8 @@ class Task(Config):
         texts = [self.text, self.pair, self.group if labelled else None]
         found = [name for text in texts if text for name in fields_of(template(text))]
         found += [name for name in fields_of(self.prompt or "") if name not in self.choice_columns]
-        found += columns_in(self.template or "")
+        for shape in self.asked:
+            found += columns_in(shape)
         if self.kind == "choice":
             found += self.choice_columns
         return list(dict.fromkeys([*found, self.label] if labelled else found))

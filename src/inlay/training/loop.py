@@ -87,7 +87,8 @@ class TrainingLoop:
     host: PreTrainedModel
     codec: Codec
     train: EncodedSplit
-    validation: EncodedSplit
+    validation: EncodedSplit | None
+    """None: nothing chooses among states, and the last one is the result."""
     recipe: Recipe
     _: KW_ONLY
     objective: Objective = plain_loss
@@ -217,9 +218,9 @@ class TrainingLoop:
         return rate_at(self.position.step - 1, self.total_steps, self.recipe)
 
     def _best_so_far(self) -> str:
-        best = self.position.best
+        best = self.position.best if self.validation is not None else None
         name = self.recipe.select or self.codec.task.main
-        return f"{name} {best:.3f}" if best is not None and math.isfinite(best) else ""
+        return f"{name} {abs(best):.3f}" if best is not None and math.isfinite(best) else ""
 
     def _evaluate_and_save_if_due(self) -> None:
         if self.position.step % (self.recipe.eval_every or self.steps_per_epoch) == 0:
@@ -232,7 +233,7 @@ class TrainingLoop:
         """Measure, log, keep the best state, and stop early where patience has run out."""
         self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
         at, answers = self.position, self._answers()
-        scores = self.codec.measure(self.validation, answers)
+        scores = self.codec.measure(self.validation, answers) if self.validation is not None else {}
         loss = torch.tensor(at.loss_sum / at.loss_steps if at.loss_steps else math.nan, device=self.accelerator.device)
         at.loss_sum, at.loss_steps = 0.0, 0
         self._log(
@@ -244,7 +245,7 @@ class TrainingLoop:
                 **{f"validation_{name}": value for name, value in scores.items()},
             }
         )
-        _, value = self.recipe.selected(scores)
+        value = self.recipe.selected(scores)[1] if scores else float(at.step)  # later is better
         if at.best is None or value > at.best:
             at.best, at.waited = (value if math.isfinite(value) else -math.inf), 0
             at.best_step, at.best_scores = at.step, scores
@@ -255,6 +256,8 @@ class TrainingLoop:
         at.stopped = bool(self.recipe.patience) and at.waited >= self.recipe.patience
 
     def _answers(self) -> list[Answer]:
+        if self.validation is None:
+            return []
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         with torch.random.fork_rng(devices):  # asking leaves no trace in the random numbers of training
             count = counter(self.watch, len(self.validation.examples))

@@ -164,12 +164,14 @@ MODE_RATES: dict[str, tuple[float, float]] = {"head": (1e-3, 1e-3), "full": (2e-
 MODE_EPOCHS = 30
 
 
-def filled(recipe: Recipe, kind: str | Method, *, text: bool = False) -> Recipe:
+def filled(recipe: Recipe, kind: str | Method, *, text: bool = False, fixed: bool = False) -> Recipe:
     """A recipe with nothing left open, for a method or its kind, or for the mode 'head' or 'full'.
 
     text: whether the host answers in text. A method says itself what its paper used.
+    fixed: whether max_steps is how long to train, however many passes that takes.
     """
     lr, epochs = _usual(kind, text)
+    epochs = max(epochs, recipe.max_steps or 0) if fixed else epochs  # a pass has one step at least
     return recipe.model_copy(update={"lr": recipe.lr or lr, "epochs": recipe.epochs or epochs})
 
 
