@@ -171,16 +171,16 @@ def test_few_rows_are_learned_without_validation_and_used_again(hosts, host, tmp
     run = train_run(
         Settings(
             host=str(hosts / host), out=tmp_path / "run", train_file=hosts / "train.jsonl", test_file=hosts / "test.jsonl",
-            answer_with="words", label_words=("bad", "good"), template=END, per_class=8, validation=False, max_steps=40,
-            batch_size=8, lr=0.02, method="houlsby", options={"reduction": 1}, threads=1,
+            answer_with="words", label_words=("bad", "good"), template=END, per_class=8, validation=False, max_steps=60,
+            batch_size=8, lr=0.01, mode="full", threads=1,
         )
     )  # fmt: skip
     record = run.record()
-    assert record["steps"] == record["best_step"] == 40
+    assert record["steps"] == record["best_step"] == 60
     assert record["judged"] == "test"
     opened = open_for_use(tmp_path / "run")
     learned = opened.codec.encode(opened.rows("train")[1])
-    assert opened.codec.measure(learned, opened.answers(learned))["accuracy"] >= 0.75, "a random host knows these by heart"
+    assert opened.codec.measure(learned, opened.answers(learned))["accuracy"] >= 0.75
     _, judged = opened.rows(None)
     encoded = opened.codec.encode(judged)
     assert opened.codec.measure(encoded, opened.answers(encoded)) == record["scores"]
