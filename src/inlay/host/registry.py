@@ -27,7 +27,7 @@ from inlay.host.entry import Entry
 from inlay.host.front_sites import KeySite, TokenSite
 from inlay.host.heads import Head, bare_copy, build_head
 from inlay.host.keys import check_attention, name_attention
-from inlay.host.plan import Active
+from inlay.host.plan import Active, Plan
 from inlay.host.resolve import Resolver, member_part
 from inlay.host.setup import Setup, check_setup, names_in
 from inlay.host.sites import BranchInput, HeadSite, Hooked, InputSite, Site, is_hooked
@@ -268,6 +268,10 @@ class Inlays(nn.Module):
 
     def activate(self, host: PreTrainedModel, setup: Setup) -> None:
         """Resolve a setup everywhere first, then switch over: an error changes nothing."""
+        self.switch(host, *self.resolved(host, setup))
+
+    def resolved(self, host: PreTrainedModel, setup: Setup) -> tuple[Plan, list[Head]]:
+        """A setup's plan and its heads. They hold as long as no inlay comes, goes or changes its modules."""
         check_setup(setup)
         for name in names_in(setup):
             self[name]
@@ -277,9 +281,13 @@ class Inlays(nn.Module):
         plan = resolver.plan(setup, [site.path for site in self.sites.values() if isinstance(site, Site)])
         if plan.attends:
             check_attention(host)
+        return plan, resolver.heads(setup)
+
+    def switch(self, host: PreTrainedModel, plan: Plan, heads: list[Head]) -> None:
+        """Let a plan act."""
         self.acting.switch(plan)
         name_attention(host, self.acting.attends())
-        self._show_labels(host, resolver.heads(setup))
+        self._show_labels(host, heads)
 
     def _show_labels(self, host: PreTrainedModel, heads: list[Head]) -> None:
         labelled = any(head.names is not None for head in heads)

@@ -79,6 +79,8 @@ class Recipe(Config):
     """Generation: no run of this many words comes twice; 0 allows all."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision, if the device has it."""
+    gradient_checkpointing: bool = False
+    """Compute each layer anew in the backward pass instead of keeping what it gave: less memory, more time."""
     seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)
     """The seed of everything that is left to chance."""
 
