@@ -56,7 +56,7 @@ WHOLE = _Whole()
 def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[click.Parameter]:
     """An option for each field of a config: its own fields first, then those of its bases."""
     made: list[click.Parameter] = []
-    for name in [name for base in config.__mro__ for name in get_annotations(base)]:
+    for name in dict.fromkeys(name for base in config.__mro__ for name in get_annotations(base)):
         field = config.model_fields.get(name)
         if field is None or name in leave_out:
             continue

@@ -14,14 +14,15 @@ forgotten at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field, field_validator, model_validator
-from torch import Tensor
 
 from inlay.config import Config
 from inlay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FALL = 0.8
 """By how much the annealed α falls from the first epoch to the last."""
@@ -110,6 +111,8 @@ class TaskDraws:
     def __init__(
         self, rows: Mapping[str, int], sampling: Sampling | None = None, *, epochs: int, seed: int = 0
     ) -> None:
+        import torch  # here, because flags and settings do without it
+
         self.rows, self.sampling, self.epochs = dict(rows), sampling or Sampling(), epochs
         self.sampling.check(self.rows)
         empty = [task for task, count in self.rows.items() if count < 1]
@@ -119,6 +122,8 @@ class TaskDraws:
 
     def draw(self, count: int, epoch: int) -> list[str]:
         """So many tasks, drawn independently with the shares of an epoch, counted from 1."""
+        import torch
+
         names = list(self.rows)
         shares = torch.tensor(list(self.sampling.shares(self.rows, epoch, self.epochs).values()), dtype=torch.float64)
         drawn = torch.multinomial(shares, count, replacement=True, generator=self.generator)

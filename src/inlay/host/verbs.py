@@ -65,7 +65,7 @@ def activate(host: nn.Module, setup: Setup) -> None:
 
 
 def activator(host: nn.Module, setup: Setup) -> Callable[[], None]:
-    """A function that activates a setup which was resolved once, as long as no inlay comes, goes or changes its form."""
+    """A function that activates a setup, resolved once. It holds until an inlay comes, goes or changes its modules."""
     model, inlays = bare(host), inlays_of(host)
     return partial(inlays.switch, model, *inlays.resolved(model, setup))
 
