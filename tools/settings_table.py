@@ -14,6 +14,7 @@ from inlay.cli.eval import command as evaluation
 from inlay.cli.flags import flags
 from inlay.config import Config
 from inlay.data.sources import Data
+from inlay.runs.joint_settings import JOINT_ONLY, JointSettings
 from inlay.runs.settings import SPELT, FusionOptions, Settings
 from inlay.training.recipe import Recipe
 
@@ -30,6 +31,7 @@ This page is made from the code by `python tools/settings_table.py`.
 """
 PARTS: tuple[tuple[str, type[Config]], ...] = (
     ("What is trained", Settings),
+    ("Several tasks together", JointSettings),
     ("Fusion", FusionOptions),
     ("How it is trained", Recipe),
     ("Rows", Data),
@@ -38,10 +40,12 @@ PARTS: tuple[tuple[str, type[Config]], ...] = (
 
 def page() -> str:
     """The whole page."""
-    inherited = {name for _, part in PARTS[1:] for name in part.model_fields}
+    inherited = {name for _, part in PARTS[2:] for name in part.model_fields}
     text = TOP
     for title, part in PARTS:
-        names = [name for name in part.model_fields if part is not Settings or name not in inherited]
+        names = [name for name in part.model_fields if part not in (Settings, JointSettings) or name not in inherited]
+        if part is JointSettings:
+            names = ["mode", *JOINT_ONLY]
         text += f"\n## {title}\n\n| setting | default | meaning |\n|---|---|---|\n"
         text += "".join(
             f"| `{SPELT.get(name, name)}` | {_default(part, name)} | {_meaning(part, name)} |\n" for name in names
@@ -75,7 +79,7 @@ def _cell(text: str) -> str:
 
 def flag_names() -> set[str]:
     """Every setting that some verb has a flag for."""
-    return {str(flag.name) for flag in flags(Settings)}
+    return {str(flag.name) for flag in flags(JointSettings)}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from inlay.data.mixing import Sampling
 
 Tasks = tuple[tuple[str, dict[str, Any]], ...]
-JointMode = Literal["mt-a", "inlay", "full", "head"]
+JointMode = Literal["inlay", "head", "full", "fusion", "mt-a"]
+"""Every mode that a run may have; one of several tasks is no fusion."""
 OF_ONE_TASK = (
     "task", "train_file", "validation_file", "test_file", "hub", "kind", "text", "pair", "choices", "label", "labels",
     "prompt", "class_weights",
@@ -71,6 +72,13 @@ class JointSettings(Settings):
     @classmethod
     def _with_recipe(cls, given: Any) -> Any:
         return said_with_recipe({"mode": "mt-a"} | given if isinstance(given, dict) else given)
+
+    @field_validator("mode")
+    @classmethod
+    def _of_several(cls, mode: str) -> str:
+        if mode == "fusion":
+            raise ValueError("a fusion is trained for one task: inlay fuse, over what several tasks learned")
+        return mode
 
     @field_validator("tasks", mode="before")
     @classmethod

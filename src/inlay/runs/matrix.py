@@ -53,7 +53,7 @@ def matrix(paths: Sequence[Path], split: str | None = None) -> Matrix:
     A joint run is a state for each of its tasks.
     """
     given = [Run.opened(path) for path in paths]
-    runs = [each for run in given for each in (run.tasks() or [run])]
+    runs = [each for run in given for each in (list[Run](run.tasks()) or [run])]
     unfinished = [run.address for run in runs if run.record().get("status") != "finished"]
     if unfinished:
         raise CheckpointError(f"not finished: {', '.join(unfinished)}. Go on: inlay train --resume {unfinished[0]}")
