@@ -14,9 +14,9 @@ from inlay.cli.eval import command as evaluation
 from inlay.cli.flags import flags
 from inlay.config import Config
 from inlay.data.sources import Data
-from inlay.runs.joint_settings import JOINT_ONLY, JointSettings
+from inlay.runs.joint_settings import JointSettings
 from inlay.runs.settings import SPELT, FusionOptions, Settings
-from inlay.training.recipe import Recipe
+from inlay.training.recipe import Generation, Recipe
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 TOP = """# All settings
@@ -34,18 +34,18 @@ PARTS: tuple[tuple[str, type[Config]], ...] = (
     ("Several tasks together", JointSettings),
     ("Fusion", FusionOptions),
     ("How it is trained", Recipe),
+    ("How texts are written", Generation),
     ("Rows", Data),
 )
 
 
 def page() -> str:
     """The whole page."""
-    inherited = {name for _, part in PARTS[2:] for name in part.model_fields}
     text = TOP
     for title, part in PARTS:
-        names = [name for name in part.model_fields if part not in (Settings, JointSettings) or name not in inherited]
-        if part is JointSettings:
-            names = ["mode", *JOINT_ONLY]
+        others = [other for _, other in PARTS if other is not part and issubclass(part, other)]
+        names = [name for name in part.model_fields if not any(name in other.model_fields for other in others)]
+        names = ["mode", *names] if part is JointSettings else names
         text += f"\n## {title}\n\n| setting | default | meaning |\n|---|---|---|\n"
         text += "".join(
             f"| `{SPELT.get(name, name)}` | {_default(part, name)} | {_meaning(part, name)} |\n" for name in names

@@ -274,7 +274,7 @@ def test_the_best_state_is_that_of_the_mean_or_of_one_task(place):
         best = outcome.history[values.index(max(values))]
         assert outcome.best_step == best["step"]
         assert outcome.scores["a/accuracy"] == best["a/validation_accuracy"]
-    with pytest.raises(inlay.ConfigError, match="stop_on is 'c'"):
+    with pytest.raises(inlay.ConfigError, match="`stop_on` is 'c'"):
         joint(place, stop_on="c")
 
 

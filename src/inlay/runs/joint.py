@@ -52,8 +52,9 @@ from inlay.runs.train import (
     lasting,
     noted,
     save_host,
+    with_room,
 )
-from inlay.training.codec import Answer, EncodedSplit, answer_form
+from inlay.training.codec import Answer, EncodedSplit, answer_form, is_decoder
 from inlay.training.joint import MEAN, JointLoop
 from inlay.training.lesson import Lesson
 from inlay.training.loop import Outcome
@@ -163,7 +164,7 @@ def _finish(
         split, answers = judged[name]
         scores = each.codec.measure(split, answers)
         if each.name is not None:
-            folder, data = run.inlay_of(name), noted(each.prepared.task, each.codec.max_length)
+            folder, data = run.inlay_of(name), noted(each.codec)
             save(job.host, each.name, folder, task=each.prepared.task.name, metrics=scores, data=data)
             tasks[name]["inlay_sha256"] = read_manifest(folder).sha256
         validation = {n.removeprefix(f"{name}/"): v for n, v in outcome.scores.items() if n.startswith(f"{name}/")}
@@ -203,6 +204,8 @@ def get_ready_jointly(
             | ({} if each.method is None else {"method": each.method.kind})
         )
         codec = codec_for(benches[name], own, each.prepared)
+        if text:
+            own, codec = with_room(bench.host, own, codec, each.prepared)
         jobs[name] = Job(own, each.prepared, bench.host, codec, names[name])
     return JointJob(settings, bench.host, jobs, found.sampling)
 
@@ -277,8 +280,8 @@ def _checked(settings: JointSettings, allowed: Allowed, resume: bool) -> _Found:
     if not names:
         problems.append("no tasks: name at least one.")
     if settings.stop_on not in (MEAN, *names):
-        problems.append(f"stop_on is {settings.stop_on!r}; it is {MEAN} or one of the tasks {', '.join(names)}.")
-    sampling = look(settings.sampling)
+        problems.append(f"`stop_on` is {settings.stop_on!r}; it is {MEAN} or one of the tasks {', '.join(names)}.")
+    sampling = look(settings.drawing)
     config = look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
     look(lambda: check_trackers(settings.trackers))
     found: dict[str, _FoundTask] = {}
@@ -327,7 +330,8 @@ def _unused(settings: JointSettings, found: Mapping[str, _FoundTask], config: Pr
     told, idle = [], []
     for name, each in found.items():
         text = config is not None and answer_form(each.prepared.task, config) == "text"
-        nothing = useless(each.settings) | useless_here(each.settings, each.prepared.task.kind, text)
+        decoder = config is not None and is_decoder(config)
+        nothing = useless(each.settings) | useless_here(each.settings, each.prepared.task.kind, text, decoder)
         told += [f"{name}: {sentence}" for setting, sentence in nothing.items() if setting in own[name]]
         idle.append(nothing)
     for setting in said:

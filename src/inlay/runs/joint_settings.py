@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from inlay.data.sources import Data
 from inlay.errors import ConfigError, InlayError, nearest
 from inlay.runs.settings import FusionOptions, Settings, as_table, said_with_recipe
+from inlay.training.recipe import Generation
 
 if TYPE_CHECKING:
     from inlay.data.mixing import Sampling
@@ -34,7 +35,7 @@ OF_ONE_RUN = ("name", "start", "members", *FusionOptions.model_fields)
 """Settings of single runs."""
 OWN = (
     *Data.model_fields, "cap", "weight", "max_length", "stride", "label_smoothing", "class_weights", "select",
-    "answering", "beams", "length_penalty", "no_repeat_ngram", "method", "options", "norms", "pooling", "head_layers",
+    "answering", *Generation.model_fields, "method", "options", "norms", "pooling", "head_layers",
     "head_dropout", "eval_rows", "consistency", "consistency_detach",
 )  # fmt: skip
 """What a task may have of its own."""
@@ -53,7 +54,7 @@ class JointSettings(Settings):
     alpha: float | Literal["annealed"] = "annealed"
     """Several tasks: each is drawn in proportion to its rows^alpha, from 0 (evenly) to 1 (by size); by default annealed
     from 1 to 0.2 over the epochs."""
-    sampling_temperature: float | None = None
+    task_temperature: float | None = None
     """Several tasks: draw them with alpha = 1 / temperature."""
     weights: dict[str, float] | None = None
     """Several tasks: draw them in proportion to these numbers instead, as in rte=1."""
@@ -106,7 +107,7 @@ class JointSettings(Settings):
     def by_recipe(self) -> dict[str, Any]:
         return {} if self.recipe is None else super().by_recipe()
 
-    def sampling(self) -> Sampling:
+    def drawing(self) -> Sampling:
         """How tasks are drawn."""
         from inlay.data.mixing import Sampling
 
@@ -117,9 +118,7 @@ class JointSettings(Settings):
                 caps[name] = own["cap"]
             if own.get("weight") is not None:
                 weights[name] = own["weight"]
-        found = Sampling(
-            alpha=self.alpha, temperature=self.sampling_temperature, cap=caps or None, weights=weights or None
-        )
+        found = Sampling(alpha=self.alpha, temperature=self.task_temperature, cap=caps or None, weights=weights or None)
         found.check(dict(self.tasks))
         return found
 
@@ -148,14 +147,14 @@ class JointSettings(Settings):
         """A sentence for each setting that was given to the whole run and that nothing in it uses."""
         said = given_to_all(self)
         found = [
-            f"{name} is {said[name]!r}, but it belongs to one task: say it there, as tasks.<task>.{name}."
+            f"`{name}` is {said[name]!r}, but it belongs to one task: say it there, as tasks.<task>.{name}."
             for name in OF_ONE_TASK if name in said
         ]  # fmt: skip
         found += [
             f"{name} is {said[name]!r}, but a joint run has no use for it." for name in OF_ONE_RUN if name in said
         ]
         if self.mode != "mt-a" and self.host_lr is not None:
-            found.append(f"host_lr is {self.host_lr}, but only mode mt-a has a rate of its own for the host; use lr.")
+            found.append(f"`host_lr` is {self.host_lr}, but only mode mt-a has one beside `lr`.")
         return found
 
 
@@ -179,7 +178,8 @@ def settings_from(said: Mapping[str, Any]) -> Settings:
         return JointSettings(**said)
     only = [name for name in JOINT_ONLY if said.get(name) is not None]
     if only or said.get("mode") == "mt-a":
-        raise ConfigError(f"{', '.join(only) or 'mode mt-a'} needs several tasks: name them with tasks.")
+        named = ", ".join(f"`{name}`" for name in only) or "mode mt-a"
+        raise ConfigError(f"{named} needs several tasks: name them with `tasks`.")
     return Settings(**said)
 
 

@@ -162,7 +162,7 @@ class JointLoop(Loop):
                 f"every task of a joint training needs a name of its own, got {', '.join(names) or 'none'}."
             )
         if self.stop_on not in (MEAN, *names):
-            raise ConfigError(f"stop_on is {self.stop_on!r}; it is {MEAN} or one of the tasks {', '.join(names)}.")
+            raise ConfigError(f"`stop_on` is {self.stop_on!r}; it is {MEAN} or one of the tasks {', '.join(names)}.")
         trained = [name for name, p in self.host.named_parameters() if p.requires_grad]
         self.apart = all(name.startswith(f"{ATTRIBUTE}.") for name in trained)
         """Whether the tasks share nothing."""
@@ -209,7 +209,7 @@ class JointLoop(Loop):
     def _all_together(self) -> bool:
         """Whether all tasks can act in one pass; otherwise the rows of each are run by themselves."""
         if self.together is None:
-            self.together = all(lesson.objective is plain_loss for lesson in self.lessons)
+            self.together = all(lesson.objective is plain_loss and not lesson.codec.decoder for lesson in self.lessons)
             try:
                 self._enter_rows([lesson.setup for lesson in self.lessons])
             except SetupError:
