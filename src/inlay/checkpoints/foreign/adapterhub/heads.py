@@ -158,9 +158,9 @@ def _pooled(wanted: HeadOptions, host: PreTrainedModel, anatomy: Anatomy) -> Hea
     fixed = {"question_answering": SPAN, "multiple_choice": CHOICE}
     names = fixed.get(wanted.head_type) or _label_names(wanted.label2id)
     return Head(
-        labels=names or wanted.outputs, choices=wanted.num_choices, pooling="tokens" if wanted.head_type in PER_TOKEN else layout.pooling,
+        labels=names or wanted.outputs, pooling="tokens" if wanted.head_type in PER_TOKEN else layout.pooling,
         layers=wanted.layers, activation=wanted.activation_function.lower(),
-        dropout=dropout, problem=_PROBLEMS.get(wanted.head_type),
+        dropout=dropout, problem=_PROBLEMS.get(wanted.head_type), choices=wanted.num_choices,
     )  # fmt: skip
 
 
