@@ -114,8 +114,7 @@ def examples(task: Task, table: Table, *, labelled: bool = True) -> list[Example
         try:
             made.append(_example(task, row, labelled))
         except DataError as error:
-            line = table.lines[index] if table.lines else index
-            problems.append((line, f"{table.where(index)}: {error}"))
+            problems.append((table.number(index), f"{table.where(index)}: {error}"))
     if problems:
         more = f"\n… and {len(problems) - AT_MOST} more" if len(problems) > AT_MOST else ""
         raise DataError("\n".join(told for _, told in sorted(problems)[:AT_MOST]) + more)
@@ -335,7 +334,7 @@ def check_classes(task: Task, training: Sequence[Example], source: str) -> None:
     lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
     if lonely:
         more = f" and {len(lonely) - AT_MOST} more" if len(lonely) > AT_MOST else ""
-        numbers = " To predict a number, use kind: regression." if len(lonely) > AT_MOST else ""
+        numbers = " To predict a number, use `kind` regression." if len(lonely) > AT_MOST else ""
         raise DataError(
             f"{source} has a single row of the class {', '.join(map(repr, lonely[:AT_MOST]))}{more}. "
             f"Add rows of it, remove it, or merge it with another class.{numbers}"

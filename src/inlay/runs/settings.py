@@ -178,4 +178,4 @@ def given_to(settings: Settings) -> Mapping[str, Any]:
 
 
 def _refusal(name: str, need: str, value: Any) -> str:
-    return f"{name} is {value!r}, but nothing would use it: it needs {need}. Leave it out."
+    return f"`{name}` is {value!r}, but nothing would use it: it needs {need}. Leave it out."

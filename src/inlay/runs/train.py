@@ -125,7 +125,7 @@ def _class_weights(settings: Settings, prepared: Prepared) -> tuple[float, ...] 
         return tuple(rows / (len(labels) * max(1, counts[i])) for i in range(len(labels)))
     if settings.class_weights is not None and len(settings.class_weights) != len(labels):
         raise ConfigError(
-            f"class_weights has {len(settings.class_weights)} numbers, but there are {len(labels)} labels: "
+            f"`class_weights` has {len(settings.class_weights)} numbers, but there are {len(labels)} labels: "
             f"{', '.join(labels)}. Give one for each, in this order."
         )
     return settings.class_weights
@@ -199,7 +199,7 @@ def _check_trackers(trackers: tuple[str, ...]) -> None:
     missing = [name for name in trackers if name not in there]
     if missing:
         raise ConfigError(
-            f"trackers: {', '.join(missing)} is not installed. Install it with: pip install {' '.join(missing)}; "
+            f"`trackers`: {', '.join(missing)} is not installed. Install it with: pip install {' '.join(missing)}; "
             f"or leave it out."
         )
 
@@ -267,7 +267,7 @@ def _check_same(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed) ->
     if None not in weights and weights[0] != weights[1] and not allowed.any_host:
         raise ConfigError(
             f"the host {now['host']} has other weights than the one that the run began with ({begun['host']}). "
-            f"Give that one with --host, start a new run, or go on all the same with --any-host."
+            f"Give that one as `host`, start a new run, or go on all the same with `any_host`."
         )
 
 

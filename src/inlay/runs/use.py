@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 from inlay.checkpoints.load import load
 from inlay.checkpoints.manifest import Manifest, read_manifest
 from inlay.data import Data, Task, builtin_tasks, prepare
+from inlay.data.errors import DataError
 from inlay.data.examples import Example, examples
 from inlay.data.rows import Table, read_table
+from inlay.data.sources import read_splits
 from inlay.errors import CheckpointError, ConfigError
 from inlay.host.heads import CHOICE, SPAN, Head
 from inlay.host.verbs import activate
@@ -68,16 +70,26 @@ class Opened:
             columns = {name: getattr(task, name) for name in ("text", "pair", "label")}
             return Settings(**config | columns | {"out": self.run.folder})
         if data_dir is None and task.name not in builtin_tasks():
-            raise CheckpointError("an inlay by itself has no rows: give --file, --data-dir, or the run it came from.")
+            raise CheckpointError("an inlay by itself has no rows: give `file`, `data_dir`, or the run it came from.")
         said = ("kind", "text", "pair", "label", "labels", "metrics", *(("choices",) if task.kind == "choice" else ()))
         known: dict[str, Any] = {name: getattr(task, name) or None for name in said}
         return Data(task=task.name, data_dir=data_dir, **known)
 
+    def table(self, split: str | None, data_dir: Path) -> Table:
+        """Rows to be labelled: a split of its task as a folder has it, by default test, or else validation."""
+        data = self._data(data_dir)
+        there = read_splits(data, data.described())
+        split = split or next(name for name in ("test", "validation", *there) if name in there)
+        if split not in there:
+            raise DataError(f"{data_dir} has no {split} rows of {self.codec.task.name}; it has {', '.join(there)}.")
+        return there[split]
+
     def predict(self, table: Table, watch: Watcher | None = None) -> Iterator[dict[str, Any]]:
-        """Each row as it is, with its label and probabilities."""
+        """Each row as it is, with its label and probabilities; these are `predicted_…` where it has such columns."""
         rows = examples(self.codec.task, table, labelled=False)
+        taken = {column for row in table.rows for column in row}
         for row, answer in zip(table.rows, self.answers(self.codec.encode(rows, labelled=False), watch), strict=True):
-            yield {**row, **self._said(answer)}
+            yield {**row, **{free(name, taken): value for name, value in self._said(answer).items()}}
 
     def answers(
         self, split: EncodedSplit, watch: Watcher | None = None, route: Route | None = None
@@ -108,6 +120,13 @@ class Opened:
         return {"label": label, "probabilities": shares} | ({"said": answer.said} if answer.said is not None else {})
 
 
+def free(name: str, taken: Collection[str]) -> str:
+    """A name that no column of the rows has: an answer never stands in for what a row says itself."""
+    while name in taken:
+        name = f"predicted_{name}"
+    return name
+
+
 def _several(task: Task, answer: Answer) -> dict[str, Any]:
     """Several labels of one text, or one for each word."""
     assert isinstance(answer.prediction, tuple)
@@ -128,7 +147,7 @@ def open_for_use(path: Path, host_name: str | None = None, allowed: Allowed = Al
         )
     host_name = host_name or manifest.host["name"]
     if not host_name:
-        raise ConfigError(f"{path} does not name its host; give it with --host.")
+        raise ConfigError(f"{path} does not name its host; give `host`.")
     task, max_length = _task_of(manifest)
     bench = Workbench.open(host_name, task, trust_remote_code=allowed.trust_remote_code)
     return _ready(bench, _loaded(bench.host, path, allowed), None, max_length)

@@ -119,7 +119,9 @@ class Recipe(Config):
         if name == MEAN:
             return name, sum(scores.values()) / len(scores)
         if name not in scores:
-            raise ConfigError(f"select is {name!r}, but this task has the metrics {', '.join(scores)}; or use {MEAN}.")
+            raise ConfigError(
+                f"`select` is {name!r}, but this task has the metrics {', '.join(scores)}; or use {MEAN}."
+            )
         return name, scores[name]
 
 

@@ -295,7 +295,7 @@ def _train_everything(host: PreTrainedModel, name: str | None) -> str | None:
 def _refuse_remote_code(name: str, error: Exception) -> None:
     if "trust_remote_code" in str(error):
         raise InlayError(
-            f"the host {name!r} runs Python code of its own, which is refused. If you trust it: --trust-remote-code, "
+            f"the host {name!r} runs Python code of its own, which is refused. If you trust it: `trust_remote_code`, "
             f"or trust_remote_code=True."
         ) from None
 
