@@ -44,6 +44,8 @@ from inlay.training.threads import use_threads
 from inlay.training.workbench import Workbench, open_config
 
 T = TypeVar("T")
+Finishing = Callable[["Job", EncodedSplit, list[Answer]], None]
+"""Is given the job with its best state, the judged rows and the answers to them, before the run counts as finished."""
 FILES = ("data_dir", "train_file", "validation_file", "test_file")
 """Settings that are paths of rows."""
 
@@ -203,11 +205,13 @@ def train_run(
     finish: bool = False,
     watch: Watcher | None = None,
     allowed: Allowed = Allowed(),  # noqa: B008 (it is frozen)
+    finishing: Finishing | None = None,
 ) -> Run:
     """Train as the settings say, into `settings.out`. An interrupt saves the run and raises `Interrupted`.
 
     resume: go on from the run's checkpoint, with settings that may be others where `inlay train --resume` allows it.
     finish: train no further, and write the best state so far as the result.
+    finishing: is called with the result before the run is noted as finished.
     """
     watch = watch or Silent()
     run = Run(settings.out)
@@ -230,7 +234,7 @@ def train_run(
         for note in job.prepared.notes:
             watch.say(note)
         try:
-            _train(job, run, accelerator, watch, finish)
+            _train(job, run, accelerator, watch, finish, finishing)
         except Interrupted:
             run.note(status="interrupted")
             raise
@@ -277,7 +281,14 @@ def _lasting(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher, finish: bool = False) -> None:
+def _train(
+    job: Job,
+    run: Run,
+    accelerator: Accelerator,
+    watch: Watcher,
+    finish: bool = False,
+    finishing: Finishing | None = None,
+) -> None:
     if job.settings.trackers:
         accelerator.init_trackers("inlay", config={"task": job.prepared.task.name, "seed": job.settings.seed})
     loop = TrainingLoop(
@@ -307,11 +318,18 @@ def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher, finish:
         finally:
             watch.stop()
     if accelerator.is_main_process:
-        _finish(job, run, outcome, judged, answers)
+        _finish(job, run, outcome, judged, answers, finishing)
     accelerator.end_training()
 
 
-def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers: list[Answer]) -> None:
+def _finish(
+    job: Job,
+    run: Run,
+    outcome: Outcome,
+    judged: EncodedSplit,
+    answers: list[Answer],
+    finishing: Finishing | None = None,
+) -> None:
     """Write the result; the checkpoint goes last, when nothing depends on it any more."""
     scores = job.codec.measure(judged, answers)
     if job.name is not None:
@@ -337,6 +355,8 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers:
         peak_megabytes=peak_megabytes(),
     )
     write_report(run, job.host, job.prepared.task, judged, answers)
+    if finishing is not None:
+        finishing(job, judged, answers)
     run.note(status="finished")
     run.checkpoint.unlink(missing_ok=True)
 
