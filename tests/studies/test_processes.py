@@ -92,8 +92,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(here, tmp_path):
     ways = {"single": {"options": {"size": 4}, "epochs": 4000, "patience": 0}}
     file, out = write(here, "long", ways=ways, against=None, seeds=[0]), tmp_path / "out"
     process = started(file, out)
-    for _ in range(600):
-        if list(out.glob("cells/*/metrics.jsonl")):
+    for _ in range(2000):
+        if list(out.glob("cells/*/checkpoint.safetensors")):
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)

@@ -159,7 +159,7 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
 
     found = _Found(
         look(lambda: method_of(settings)),
-        look(lambda: _few_to_validate(prepare(settings), settings.eval_rows)),
+        look(lambda: few_to_validate(prepare(settings), settings.eval_rows)),
         look(lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))]),
         look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code)),
     )
@@ -177,7 +177,7 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
     return found
 
 
-def _few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
+def few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
     """Only some of the rows that choose the best state, evenly from all of them."""
     if most is None or most >= len(prepared.validation):
         return prepared

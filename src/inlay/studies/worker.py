@@ -173,14 +173,14 @@ def _embeddings(folder: StudyFolder, name: str, cell: Description, watch: Any) -
     from inlay.data.metrics import score
     from inlay.runs.folder import versions
     from inlay.runs.settings import Settings
-    from inlay.runs.train import peak_megabytes
+    from inlay.runs.train import few_to_validate, peak_megabytes
     from inlay.studies.answers import judged_facts
     from inlay.studies.baseline import fit
     from inlay.training.threads import use_threads
 
     settings = Settings(**dict(cell["settings"]) | {"out": folder.cell(name)})
     use_threads(1)
-    prepared = prepare(settings)
+    prepared = few_to_validate(prepare(settings), settings.eval_rows)
     check_apart(prepared)
     found = fit(settings.host, prepared, cell["more"]["C"], settings.max_length)
     task, examples = prepared.task, prepared.split(prepared.judge)
