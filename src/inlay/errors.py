@@ -1,4 +1,7 @@
-"""What can go wrong, under one base class. Every message says what was seen, what is allowed and what to do."""
+"""What can go wrong, under one base class. Every message says what was seen, what is allowed and what to do.
+
+Settings and arguments stand in back quotes, as in `batch_size`; the command line shows them as its flags.
+"""
 
 from __future__ import annotations
 

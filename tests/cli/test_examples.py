@@ -65,6 +65,8 @@ def here(tmp_path_factory):
         "settings: {epochs: 1, batch_size: 8}\nways: {head: {kind: head}}\n"
     )
     (folder / "path" / "to" / "data").mkdir(parents=True)
+    (folder / "data" / "rte").mkdir(parents=True)
+    shutil.copyfile(folder / "more.jsonl", folder / "data" / "rte" / "validation.jsonl")
     return folder
 
 
