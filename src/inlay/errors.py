@@ -1,4 +1,7 @@
-"""What can go wrong, under one base class. Every message says what was seen, what is allowed and what to do."""
+"""What can go wrong, under one base class. Every message says what was seen, what is allowed and what to do.
+
+Settings and arguments stand in back quotes, as in `batch_size`; the command line shows them as its flags.
+"""
 
 from __future__ import annotations
 
@@ -48,4 +51,5 @@ LEARN = (
 
 def extra_for(error: ModuleNotFoundError) -> str | None:
     """What to install for a module that is missing, as pip takes it; None: Inlay does not know the module."""
-    return "inlay[learn]" if (error.name or "").partition(".")[0] in LEARN else None
+    name = (error.name or "").partition(".")[0]
+    return "inlay[study]" if name == "ray" else "inlay[learn]" if name in LEARN else None
