@@ -22,8 +22,10 @@ Examples:
   inlay fuse runs/joint --task rte --out runs/rte-fused-jointly
 """
 
-OF_INLAYS = {"members", "mode", "method", "options", "start", "consistency", "consistency_detach"}
-"""Settings that are no flags here: the members are arguments, the rest belongs to single inlays."""
+SAID = {"members", "mode", "method"}
+"""Settings that are no flags here: the members are arguments, which says the mode and the method."""
+OF_INLAYS = {"options", "start", "consistency", "consistency_detach"}
+"""Settings of single inlays."""
 
 
 def work(
@@ -78,6 +80,7 @@ command = click.Command(
     "fuse", callback=work, help=HELP,
     params=[
         click.Argument(["members"], nargs=-1, required=True, type=click.Path(path_type=Path)),
-        config_flag, *flags(Settings, leave_out=OF_INLAYS), any_host_flag, trust_flag, json_flag, quiet_flag,
+        config_flag, *flags(Settings, leave_out=SAID, hidden=OF_INLAYS), any_host_flag, trust_flag, json_flag,
+        quiet_flag,
     ],
 )  # fmt: skip

@@ -107,7 +107,7 @@ def _told(run: Run, record: dict[str, Any]) -> str:
     return f"{text}\ninlay:  {run.inlay}" if record["name"] else text
 
 
-OF_FUSIONS = {"members", *FusionOptions.model_fields}
+OF_FUSIONS = set(FusionOptions.model_fields)
 resume_flag = click.Option(
     ["--resume"],
     type=click.Path(path_type=Path),
@@ -116,7 +116,7 @@ resume_flag = click.Option(
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",
     params=[
-        config_flag, resume_flag, *flags(JointSettings, leave_out=OF_FUSIONS), any_host_flag, trust_flag, json_flag,
-        quiet_flag,
+        config_flag, resume_flag, *flags(JointSettings, leave_out={"members"}, hidden=OF_FUSIONS), any_host_flag,
+        trust_flag, json_flag, quiet_flag,
     ],
 )  # fmt: skip

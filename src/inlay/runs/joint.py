@@ -19,40 +19,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import torch
 from accelerate import Accelerator
 from transformers import PretrainedConfig, PreTrainedModel
 
-from inlay.checkpoints.manifest import read_manifest
-from inlay.checkpoints.ours import save
 from inlay.data import Prepared, Task, builtin_tasks, prepare
 from inlay.data.mixing import Sampling
 from inlay.errors import ConfigError, InlayError
-from inlay.host.verbs import NAME, activate, inlays_of, train
+from inlay.host.verbs import NAME, inlays_of, train
 from inlay.methods import Method
 from inlay.runs.folder import RECORD, Run
-from inlay.runs.joint_settings import JointSettings, given_to_all, single_mode
-from inlay.runs.report import write_joint_report
+from inlay.runs.joint_settings import JointSettings, given_to_all
 from inlay.runs.settings import Settings, useless, useless_here
-from inlay.runs.start import method_of, norms_of
+from inlay.runs.start import method_of
 from inlay.runs.train import (
     Allowed,
+    Finishing,
     Job,
     carry_out,
     check_same,
     check_same_host,
     check_trackers,
-    codec_for,
     facts_of_host,
     facts_of_task,
     few_to_validate,
-    files_of,
-    how_it_went,
     judge,
     lasting,
-    noted,
-    save_host,
-    with_room,
 )
 from inlay.training.codec import Answer, EncodedSplit, answer_form, is_decoder
 from inlay.training.joint import MEAN, JointLoop
@@ -60,9 +51,7 @@ from inlay.training.lesson import Lesson
 from inlay.training.loop import Outcome
 from inlay.training.objectives import objective_for
 from inlay.training.progress import Watcher
-from inlay.training.recipe import MODE_RATES, filled
-from inlay.training.threads import use_threads
-from inlay.training.workbench import Workbench, open_config
+from inlay.training.workbench import open_config
 
 T = TypeVar("T")
 
@@ -74,9 +63,15 @@ def train_jointly(
     finish: bool = False,
     watch: Watcher | None = None,
     allowed: Allowed = Allowed(),  # noqa: B008 (it is frozen)
+    finishing: Finishing | None = None,
 ) -> Run:
-    """Train several tasks on one host into `settings.out`. What `resume` and `finish` do is as in `train_run`."""
-    return carry_out(settings, get_ready_jointly, resume=resume, finish=finish, watch=watch, allowed=allowed)
+    """Train several tasks on one host into `settings.out`. What `resume` and `finish` do is as in `train_run`.
+
+    finishing: is called with each task's result before the run is noted as finished.
+    """
+    return carry_out(
+        settings, get_ready_jointly, resume=resume, finish=finish, watch=watch, allowed=allowed, finishing=finishing
+    )
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,14 @@ class JointJob:
                 raise ConfigError(f"{name}: {error}") from None
         check_same_host(begun, facts, allowed)
 
-    def learn(self, run: Run, accelerator: Accelerator, watch: Watcher, finish: bool = False) -> None:
+    def learn(
+        self,
+        run: Run,
+        accelerator: Accelerator,
+        watch: Watcher,
+        finish: bool = False,
+        finishing: Finishing | None = None,
+    ) -> None:
         """Train, and write the result."""
         settings = self.settings
         if settings.trackers:
@@ -137,7 +139,7 @@ class JointJob:
             known = outcome.answers_of.get(lesson.name)
             judged[lesson.name] = judge(self.jobs[lesson.name], known, accelerator, watch)
         if accelerator.is_main_process:
-            _finish(self, run, outcome, judged)
+            _finish(self, run, outcome, judged, finishing)
         accelerator.end_training()
 
     def _lesson(self, name: str, job: Job) -> Lesson:
@@ -149,8 +151,12 @@ class JointJob:
 
 
 def _finish(
-    job: JointJob, run: Run, outcome: Outcome, judged: Mapping[str, tuple[EncodedSplit, list[Answer]]]
-) -> None:  # fmt: skip
+    job: JointJob,
+    run: Run,
+    outcome: Outcome,
+    judged: Mapping[str, tuple[EncodedSplit, list[Answer]]],
+    finishing: Finishing | None,
+) -> None:
     """Write the host, the inlays and the report; the checkpoint goes last, when nothing depends on it any more."""
     if job.settings.mode in ("mt-a", "full"):
         if any(each.name for each in job.jobs.values()):
@@ -173,6 +179,9 @@ def _finish(
         tasks[name] |= {"best_step": best_step}
     run.note(tasks=tasks, **how_it_went(outcome))
     write_joint_report(run, {name: each.prepared.task for name, each in job.jobs.items()}, judged)
+    if finishing is not None:
+        for name, each in job.jobs.items():
+            finishing(each, *judged[name])
     run.note(status="finished")
     run.checkpoint.unlink(missing_ok=True)
 

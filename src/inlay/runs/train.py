@@ -46,6 +46,8 @@ from inlay.training.threads import use_threads
 from inlay.training.workbench import Workbench, open_config
 
 T = TypeVar("T")
+Finishing = Callable[["Job", EncodedSplit, list[Answer]], None]
+"""Is given the job with its best state, the judged rows and the answers to them, before the run counts as finished."""
 FILES = ("data_dir", "train_file", "validation_file", "test_file")
 """Settings that are paths of rows."""
 
@@ -77,9 +79,16 @@ class Job:
         """Refuse to go on with a run that began with something else."""
         check_same(begun, facts, allowed)
 
-    def learn(self, run: Run, accelerator: Accelerator, watch: Watcher, finish: bool = False) -> None:
+    def learn(
+        self,
+        run: Run,
+        accelerator: Accelerator,
+        watch: Watcher,
+        finish: bool = False,
+        finishing: Finishing | None = None,
+    ) -> None:
         """Train, and write the result."""
-        _train(self, run, accelerator, watch, finish)
+        _train(self, run, accelerator, watch, finish, finishing)
 
 
 class Work(Protocol):
@@ -92,7 +101,14 @@ class Work(Protocol):
 
     def check_same(self, begun: dict[str, Any], facts: dict[str, Any], allowed: Allowed) -> None: ...
 
-    def learn(self, run: Run, accelerator: Accelerator, watch: Watcher, finish: bool = False) -> None: ...
+    def learn(
+        self,
+        run: Run,
+        accelerator: Accelerator,
+        watch: Watcher,
+        finish: bool = False,
+        finishing: Finishing | None = None,
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -117,6 +133,8 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     trust = allowed.trust_remote_code
     bench = Workbench.open(settings.host, found.prepared.task, found.config, trust_remote_code=trust)
     head = None if bench.form == "text" else bench.head(settings.head_layers, settings.head_dropout, settings.pooling)
+    if head is not None and found.prepared.task.kind == "choice":
+        head = head.model_copy(update={"choices": _choices_of_all(found.prepared.train)})
     name = bench.set_up(
         settings.name or _usual_name(settings.out),
         settings.mode,
@@ -172,6 +190,12 @@ def _class_weights(settings: Settings, prepared: Prepared) -> tuple[float, ...] 
             f"{', '.join(labels)}. Give one for each, in this order."
         )
     return settings.class_weights
+
+
+def _choices_of_all(examples: Sequence[Example]) -> int | None:
+    """How many choices every row has, if all have as many."""
+    counts = {len(example.texts) for example in examples}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _usual_name(out: Path) -> str:
@@ -248,20 +272,31 @@ def train_run(
     finish: bool = False,
     watch: Watcher | None = None,
     allowed: Allowed = Allowed(),  # noqa: B008 (it is frozen)
+    finishing: Finishing | None = None,
 ) -> Run:
     """Train as the settings say, into `settings.out`. An interrupt saves the run and raises `Interrupted`.
 
     resume: go on from the run's checkpoint, with settings that may be others where `inlay train --resume` allows it.
     finish: train no further, and write the best state so far as the result.
+    finishing: is called with the result before the run is noted as finished.
     """
-    return carry_out(settings, get_ready, resume=resume, finish=finish, watch=watch, allowed=allowed)
+    return carry_out(
+        settings, get_ready, resume=resume, finish=finish, watch=watch, allowed=allowed, finishing=finishing
+    )
 
 
 S = TypeVar("S", bound=Settings)
 
 
 def carry_out(
-    settings: S, ready: Callable[..., Work], *, resume: bool, finish: bool, watch: Watcher | None, allowed: Allowed
+    settings: S,
+    ready: Callable[..., Work],
+    *,
+    resume: bool,
+    finish: bool,
+    watch: Watcher | None,
+    allowed: Allowed,
+    finishing: Finishing | None = None,
 ) -> Run:
     """A job from its settings to its run folder: locked, noted as it goes, and whole or to be resumed at any moment."""
     watch = watch or Silent()
@@ -285,7 +320,7 @@ def carry_out(
         for note in job.notes:
             watch.say(note)
         try:
-            job.learn(run, accelerator, watch, finish)
+            job.learn(run, accelerator, watch, finish, finishing)
         except Interrupted:
             run.note(status="interrupted")
             raise
@@ -336,7 +371,14 @@ def lasting(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher, finish: bool = False) -> None:
+def _train(
+    job: Job,
+    run: Run,
+    accelerator: Accelerator,
+    watch: Watcher,
+    finish: bool = False,
+    finishing: Finishing | None = None,
+) -> None:
     if job.settings.trackers:
         accelerator.init_trackers("inlay", config={"task": job.prepared.task.name, "seed": job.settings.seed})
     loop = TrainingLoop(
@@ -357,7 +399,7 @@ def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher, finish:
     outcome = loop.run()
     judged, answers = judge(job, outcome.answers, accelerator, watch)
     if accelerator.is_main_process:
-        _finish(job, run, outcome, judged, answers)
+        _finish(job, run, outcome, judged, answers, finishing)
     accelerator.end_training()
 
 
@@ -377,7 +419,14 @@ def judge(
         watch.stop()
 
 
-def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers: list[Answer]) -> None:
+def _finish(
+    job: Job,
+    run: Run,
+    outcome: Outcome,
+    judged: EncodedSplit,
+    answers: list[Answer],
+    finishing: Finishing | None = None,
+) -> None:
     """Write the result; the checkpoint goes last, when nothing depends on it any more."""
     scores = job.codec.measure(judged, answers)
     if job.name is not None:
@@ -393,6 +442,8 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers:
         run.note(files=files_of(run))
     run.note(judged=job.prepared.judge, scores=scores, validation=outcome.scores, **how_it_went(outcome))
     write_report(run, job.host, job.prepared.task, judged, answers)
+    if finishing is not None:
+        finishing(job, judged, answers)
     run.note(status="finished")
     run.checkpoint.unlink(missing_ok=True)
 
