@@ -19,18 +19,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import torch
 from accelerate import Accelerator
 from transformers import PretrainedConfig, PreTrainedModel
 
+from inlay.checkpoints.manifest import read_manifest
+from inlay.checkpoints.ours import save
 from inlay.data import Prepared, Task, builtin_tasks, prepare
 from inlay.data.mixing import Sampling
 from inlay.errors import ConfigError, InlayError
-from inlay.host.verbs import NAME, inlays_of, train
+from inlay.host.verbs import NAME, activate, inlays_of, train
 from inlay.methods import Method
 from inlay.runs.folder import RECORD, Run
-from inlay.runs.joint_settings import JointSettings, given_to_all
+from inlay.runs.joint_settings import JointSettings, given_to_all, single_mode
+from inlay.runs.report import write_joint_report
 from inlay.runs.settings import Settings, useless, useless_here
-from inlay.runs.start import method_of
+from inlay.runs.start import method_of, norms_of
 from inlay.runs.train import (
     Allowed,
     Finishing,
@@ -39,11 +43,17 @@ from inlay.runs.train import (
     check_same,
     check_same_host,
     check_trackers,
+    codec_for,
     facts_of_host,
     facts_of_task,
     few_to_validate,
+    files_of,
+    how_it_went,
     judge,
     lasting,
+    noted,
+    save_host,
+    with_room,
 )
 from inlay.training.codec import Answer, EncodedSplit, answer_form, is_decoder
 from inlay.training.joint import MEAN, JointLoop
@@ -51,7 +61,9 @@ from inlay.training.lesson import Lesson
 from inlay.training.loop import Outcome
 from inlay.training.objectives import objective_for
 from inlay.training.progress import Watcher
-from inlay.training.workbench import open_config
+from inlay.training.recipe import MODE_RATES, filled
+from inlay.training.threads import use_threads
+from inlay.training.workbench import Workbench, open_config
 
 T = TypeVar("T")
 
