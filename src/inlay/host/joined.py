@@ -1,10 +1,11 @@
 """Plans of single setups, joined for one batch in which every row has its own.
 
 `activate(host, Rows(...))` resolves the whole setup, which takes a while. A server resolves each of its setups once and
-joins what it has: for each module the rows of one plan together, and all rows whose plan leaves the module alone in one
-more group. What comes out is the plan of `Rows` over these setups.
+joins what it has: for each module the rows of one plan together, and rows whose plan leaves the module alone in a group
+of their own. What comes out is the plan of `Rows` over these setups. Where the rows of a plan lie side by side, nothing is
+copied on the way.
 
-    plans    a  b  a  c           module m    a and c act          ByRow((a: 0 2), (c: 3), (unchanged: 1))
+    plans    a  a  b  c  c        module m, where a and c act:    ByRow((a: 0 1), (unchanged: 2), (c: 3 4))
 """
 
 from __future__ import annotations
@@ -93,15 +94,27 @@ class _ByRow:
     def _step(self, module: str, tables: Mapping[int, Mapping[str, Step]]) -> Step:
         acting = tuple(key for key, table in tables.items() if module in table)
         like = self.kept.get(acting)
-        rest = len(acting) < len(tables)
-        steps = (*(tables[key][module] for key in acting), *((UNCHANGED,) if rest else ()))
+        groups = self._groups(frozenset(acting)) if like is None else None
+        steps: list[Step] = []
+        for table in tables.values():
+            step = table.get(module, UNCHANGED)
+            if step is not UNCHANGED or not steps or steps[-1] is not UNCHANGED:
+                steps.append(step)
         if like is not None:
-            return ByRow(steps, like.index, like.kept)
-        index = [tuple(self.groups[key]) for key in acting]
-        if rest:
-            index.append(tuple(row for key in tables if key not in acting for row in self.groups[key]))
-        made = self.kept[acting] = ByRow(steps, tuple(index))
+            return ByRow(tuple(steps), like.index, like.kept)
+        made = self.kept[acting] = ByRow(tuple(steps), groups or ())
         return made
+
+    def _groups(self, acting: frozenset[int]) -> tuple[tuple[int, ...], ...]:
+        """The rows of each acting plan; those of others that follow each other are one group."""
+        found: list[list[int]] = []
+        idle = False
+        for key, rows in self.groups.items():
+            if key in acting or not idle:
+                found.append([])
+            found[-1] += rows
+            idle = key not in acting
+        return tuple(map(tuple, found))
 
 
 def _union(tables: Iterable[Iterable[str]]) -> list[str]:

@@ -269,7 +269,11 @@ class Inlays(nn.Module):
     def activate(self, host: PreTrainedModel, setup: Setup) -> None:
         """Resolve a setup everywhere first, then switch over: an error changes nothing."""
         resolver = self._resolver(host)
-        self.switch(host, self._resolve(resolver, setup))
+        plan = self._resolve(resolver, setup)
+        if plan.attends:
+            check_attention(host)
+        self.switch(host, plan)
+        name_attention(host, self.acting.attends())  # also where the host was told to attend in another way meanwhile
         self._show_labels(host, resolver.heads(setup))
 
     def resolve(self, host: PreTrainedModel, setup: Setup) -> Plan:
@@ -277,11 +281,13 @@ class Inlays(nn.Module):
         return self._resolve(self._resolver(host), setup)
 
     def switch(self, host: PreTrainedModel, plan: Plan) -> None:
-        """Let a plan act in this thread. The labels that the host shows stay as they are."""
-        if plan.attends:
+        """Let a plan act in this thread, at next to no cost. The labels that the host shows stay as they are."""
+        before = self.acting.attends()
+        if plan.attends and not before:
             check_attention(host)
         self.acting.switch(plan)
-        name_attention(host, self.acting.attends())
+        if self.acting.attends() != before:
+            name_attention(host, not before)
 
     def _resolver(self, host: PreTrainedModel) -> Resolver:
         return Resolver(host, self.anatomy, self.__getitem__, self.folded is not None)
