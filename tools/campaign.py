@@ -28,6 +28,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,10 @@ class Tally:
 
     tried: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
 
     def found(self, what: str, trial: str, told: str = "") -> None:
         self.wrong[what] += 1
-        self.told.append(f"{what}: {trial}\n{told[-1500:]}")
+        print(f"{what}: {trial}\n{told[-1500:]}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,14 @@ class Place:
         )
         self.must("fuse", "good/a", "good/b", *ROWS, *FAST, "--out", "good/fused")
         self.interrupted(*host, "--out", "good/cut")
+
+    def warm_up(self) -> None:
+        """Use a run here once: what a verb imports as it goes is then there in every process that is forked."""
+        from inlay.cli import main
+
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
+            main(["eval", "good/a", "--threads", "1"])
+            main(["inspect", "good/fused", "--picture", "heat"])
 
     def interrupted(self, *words: str) -> None:
         """A run that was asked to stop after its first step."""
@@ -255,6 +263,7 @@ def _save(place: Place) -> None:
     child = os.fork()
     if not child:
         try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             from inlay.checkpoints.ours import save
             from inlay.runs.use import open_for_use
 
@@ -426,6 +435,7 @@ def campaign(folder: Path, seed: int, counts: tuple[int, int, int], say: Callabl
 
     place, began = Place(folder, seed), time.monotonic()
     place.build()
+    place.warm_up()
     say(f"built in {time.monotonic() - began:.0f} s")
     for part, count in zip((kills, flips, hostile), counts, strict=True):
         part(place, count)
@@ -444,8 +454,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="inlay-campaign-") as folder:
         tally = campaign(Path(folder), given.seed, counts)
         os.chdir("/")
-    for told in tally.told:
-        print(told, file=sys.stderr)
     wrong = {name: tally.wrong[name] for name in ("tracebacks", "changed", "lost", "endless")}
     print(json.dumps({"seed": given.seed, **tally.tried, **wrong}))
     return int(any(wrong.values()))

@@ -38,7 +38,7 @@ def _in_words(config: type[Config], error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             lines.append(f"{config.__name__} has no setting {field!r}.{nearest(field, config.model_fields)}")
         else:
-            seen = "" if problem["type"] == "missing" else f", got {_short(problem['input'])}"
+            seen = "" if problem["type"] == "missing" or not field else f", got {_short(problem['input'])}"
             message = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{config.__name__}{'.' if field else ''}{field}: {message}{seen}{_hint(problem)}")
     if len(problems) > MOST:

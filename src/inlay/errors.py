@@ -1,4 +1,7 @@
-"""What can go wrong, under one base class. Every message says what was seen, what is allowed and what to do."""
+"""What can go wrong, under one base class. Every message says what was seen, what is allowed and what to do.
+
+Settings and arguments stand in back quotes, as in `batch_size`; the command line shows them as its flags.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,11 @@ LEARN = (
     "yaml",
 )  # fmt: skip
 """Modules that come with the extra `learn`: `import inlay` and the maths do without them."""
+SERVE = ("fastapi", "httpx2", "prometheus_client", "starlette", "uvicorn")
+"""Modules that come with the extra `serve`."""
 
 
 def extra_for(error: ModuleNotFoundError) -> str | None:
     """What to install for a module that is missing, as pip takes it; None: Inlay does not know the module."""
-    return "inlay[learn]" if (error.name or "").partition(".")[0] in LEARN else None
+    package = (error.name or "").partition(".")[0]
+    return "inlay[learn]" if package in LEARN else "inlay[serve]" if package in SERVE else None

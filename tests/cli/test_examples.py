@@ -61,6 +61,8 @@ def here(tmp_path_factory):
     write_rows(folder / "more.jsonl", [{"premise": "good", "hypothesis": "bad", "label": "entailment"}] * 3)
     (folder / "rte.yaml").write_text("host: bert-base-uncased\ntask: rte\nout: runs/unnamed\n")
     (folder / "path" / "to" / "data").mkdir(parents=True)
+    (folder / "data" / "rte").mkdir(parents=True)
+    shutil.copyfile(folder / "more.jsonl", folder / "data" / "rte" / "validation.jsonl")
     return folder
 
 

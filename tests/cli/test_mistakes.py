@@ -59,6 +59,37 @@ def test_all_errors_of_a_config_at_once(there, mistake):
     assert all(message in told for message in ("no host 'nowhere'", "unknown method 'none'", "no column 'txet'"))
 
 
+def test_messages_name_flags_here_and_arguments_in_python(there, mistake):
+    """One place translates: `as_flags`."""
+    from inlay.errors import ConfigError
+    from inlay.runs.settings import Settings
+
+    wrong = {"lr": "-1", "batch_size": "0", "max_length": "1", "start": "x\udcff", "hub": "a/b"}
+    flags = [
+        word
+        for name, value in wrong.items()
+        for word in (f"--{name.replace('_', '-').replace('start', 'from')}", value)
+    ]
+    told = mistake(*TRAIN, "--train-file", "train.jsonl", *flags[:6])
+    assert [line.split(": ")[-2 if "error" in line else 0] for line in told.splitlines()] == [
+        "--lr", "--batch-size", "--max-length"
+    ]  # fmt: skip
+    assert "--from: a text must be whole" in mistake(*TRAIN, "--train-file", "train.jsonl", *flags[6:8])
+    assert "only, but --train-file and --hub are given" in mistake(*TRAIN, "--train-file", "train.jsonl", *flags[8:])
+    assert "a smaller --batch-size." in mistake(*TRAIN, "--train-file", "train.jsonl", "--batch-size", "1000")
+    assert "there is no setting 'epoch'" in mistake(*TRAIN, "--config", write_yaml(there, "epoch: 1\n"))
+    with pytest.raises(ConfigError) as caught:
+        Settings(host="bert", out=there, task="rte", **wrong | {"start": None, "hub": None})
+    assert [line.split(":")[0] for line in str(caught.value).splitlines()] == [
+        "Settings.lr", "Settings.batch_size", "Settings.max_length"
+    ]  # fmt: skip
+
+
+def write_yaml(there, text):
+    (there / "job.yaml").write_text(text)
+    return "job.yaml"
+
+
 def test_a_label_that_training_did_not_see(there, mistake):
     write_rows(there / "other.jsonl", [*rows(10), {"text": "w1", "label": "neutral"}])
     words = [word if word != "validation.jsonl" else "other.jsonl" for word in TRAIN]

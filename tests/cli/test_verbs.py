@@ -111,6 +111,37 @@ def test_predict_from_stdin_agrees_with_a_file(inlay_cli, inlay_here, trained, p
     assert [json.loads(line) for line in (place / "labels.jsonl").read_text().splitlines()] == from_stdin
 
 
+def test_predict_keeps_every_column_of_a_row(inlay_here, trained, place):
+    """An answer whose name a row has already gets a name of its own; here the label is the right one."""
+    given = [{"id": 7, "text": "w1 good", "label": "negative", "probabilities": "mine"}, {"id": 8, "text": "bad w3"}]
+    write_rows(place / "labelled.jsonl", given)
+    told = [json.loads(line) for line in inlay_here("predict", "runs/a", "--file", "labelled.jsonl").splitlines()]
+    assert [{name: row[name] for name in asked} for row, asked in zip(told, given, strict=True)] == given
+    for row in told:
+        assert row["predicted_label"] == max(row["predicted_probabilities"], key=row["predicted_probabilities"].get)
+    assert "label" not in told[1], "the names are the same in all rows"
+    (again,) = inlay_here("predict", "runs/a", "bad w3").splitlines()
+    assert json.loads(again)["label"] == told[1]["predicted_label"]
+
+
+def test_predict_labels_the_rows_of_a_folder(inlay_here, trained, place, mistake):
+    own = place / "folder" / "own"
+    own.mkdir(parents=True)
+    write_rows(own / "train.jsonl", rows(8, seed=4))
+    write_rows(own / "validation.jsonl", [{"id": i, "text": row["text"]} for i, row in enumerate(rows(6, seed=5))])
+    words = ("predict", "runs/a", "--data-dir", "folder")
+    told = [json.loads(line) for line in inlay_here(*words).splitlines()]
+    assert [row["id"] for row in told] == list(range(6)), "validation rows where there are no test rows; without labels"
+    (place / "six.txt").write_text("\n".join(row["text"] for row in told))
+    alike = [json.loads(line)["label"] for line in inlay_here("predict", "runs/a", "--file", "six.txt").splitlines()]
+    assert [row["label"] for row in told] == alike
+    assert len(inlay_here(*words, "--split", "train", "--label", "label").splitlines()) == 8
+    assert len(inlay_here("predict", "runs/a/inlay", "--data-dir", "folder").splitlines()) == 6
+    assert "has no test rows of own; it has train, validation" in mistake(*words, "--split", "test")
+    assert "no column 'lable'. Did you mean 'label'?" in mistake(*words, "--split", "train", "--label", "lable")
+    assert "one place only" in mistake(*words, "some text")
+
+
 def test_a_line_of_text_ends_where_a_file_says_so(inlay_here, trained, place):
     texts = ["w1\u2028good", "w2\x0cbad"]
     (place / "lines.txt").write_text("\r\n".join(texts) + "\r\n", newline="")

@@ -135,7 +135,7 @@ def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
         ([*some(10), {"text": "a", "label": None}], "line 11: column 'label' is missing, null or empty"),
         ([*some(10), {"text": "a", "label": ""}], "line 11: column 'label' is missing, null or empty"),
         ([*some(10), {"text": "a", "label": float("nan")}], "line 11: column 'label' is missing, null or empty"),
-        ([{"text": f"{i}", "label": i / 7} for i in range(20)], r"and 15 more\..* use kind: regression"),
+        ([{"text": f"{i}", "label": i / 7} for i in range(20)], r"and 15 more\..* use `kind` regression"),
         ([*some(10), {"text": "  ", "label": "x"}], "line 11: the text"),
     ],
 )
@@ -189,7 +189,7 @@ def test_mismatched_rows_validate_mnli(tmp_path):
 def test_settings_that_cannot_be_used_are_named():
     with pytest.raises(inlay.ConfigError, match="not a built-in task.*Did you mean 'rte'"):
         Data(task="rtee")
-    with pytest.raises(inlay.ConfigError, match="data_dir and hub are given"):
+    with pytest.raises(inlay.ConfigError, match="`data_dir` and `hub` are given"):
         Data(task="rte", data_dir=".", hub="x")
     with pytest.raises(inlay.ConfigError, match="does not measure regression"):
         Task(kind="regression", metrics=("accuracy",))

@@ -246,5 +246,5 @@ def test_the_stride_of_contexts_is_a_setting(place, capsys):
     train_run(Settings(**FEW, kind="spans", task="toy", **files, stride=3, host=str(place / "bert"), out=out))
     assert open_for_use(out).codec.stride == 3
     words = ("train", "--host", "bert", "--task", "cb", "--data-dir", "data", "--batch-size", "8", "--stride", "3")
-    assert "stride is 3, but nothing would use it" in refused(capsys, *words, "--out", "nothing")
+    assert "--stride is 3, but nothing would use it" in refused(capsys, *words, "--out", "nothing")
     assert not Path("nothing").exists()

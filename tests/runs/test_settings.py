@@ -142,14 +142,14 @@ def test_every_unused_setting_is_named_at_once_and_nothing_is_written(place, mon
         )
     assert left.value.code == 2
     told = capsys.readouterr().err
-    assert "answering is 'ranking', but nothing would use it: it needs a host that answers in text" in told
-    assert "rows_seed is 3" in told
-    assert "select is 'f2', but this task has the metrics accuracy, macro_f1" in told
+    assert "--answering is 'ranking', but nothing would use it: it needs a host that answers in text" in told
+    assert "--rows-seed is 3" in told
+    assert "--select is 'f2', but this task has the metrics accuracy, macro_f1" in told
     assert not (place / "nothing").exists()
 
 
 def test_heads_are_refused_on_a_host_that_answers_in_text(place):
-    with pytest.raises(ConfigError, match="pooling is 'mean', but nothing would use it"):
+    with pytest.raises(ConfigError, match="`pooling` is 'mean', but nothing would use it"):
         get_ready(settings(place, "x", host=str(place / "t5"), mode="full", pooling="mean"))
 
 
@@ -159,7 +159,7 @@ def test_class_weights_and_smoothing(place):
     logits, labels = torch.tensor([[1.0, 2.0], [0.5, -1.0]]), torch.tensor([0, 1])
     wanted = torch.nn.functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=0.1)
     assert torch.equal(codec.loss(logits, labels), wanted)
-    with pytest.raises(ConfigError, match="class_weights has 3 numbers, but there are 2 labels: negative, positive"):
+    with pytest.raises(ConfigError, match="`class_weights` has 3 numbers, but there are 2 labels: negative, positive"):
         get_ready(settings(place, "x", class_weights=(1.0, 2.0, 3.0)))
     weighted: Codec = replace(codec, class_weights=(3.0, 1.0), label_smoothing=0.0)
     each = torch.nn.functional.cross_entropy(logits, labels, reduction="none")

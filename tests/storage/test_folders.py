@@ -97,7 +97,7 @@ def test_output_goes_through_links_pipes_and_devices(tmp_path):
 
 def test_nothing_is_written_over_unasked(tmp_path):
     write(tmp_path / "good")
-    with pytest.raises(inlay.CheckpointError, match="--overwrite"):
+    with pytest.raises(inlay.CheckpointError, match="`overwrite`"):
         check_new(tmp_path / "good")
     check_new(tmp_path / "good", overwrite=True)
     check_new(tmp_path / "new")

@@ -77,7 +77,7 @@ def host_mismatches(saved: dict[str, Any], here: dict[str, Any], any_host: bool 
         problems.append(
             f"its host ({saved.get('name') or 'not named'}) had other weights than this one "
             f"({here['name'] or 'not named'}), so that what it learned is of no use here "
-            f"(any_host=True, or --any-host, loads all the same)"
+            f"(`any_host` loads all the same)"
         )
     return problems
 

@@ -11,6 +11,7 @@ from importlib import import_module
 
 import click
 
+from inlay.cli.names import as_flags
 from inlay.errors import InlayError, nearest
 from inlay.storage.plain_text import printable
 
@@ -20,6 +21,7 @@ VERBS = {
     "fuse": "Learn to combine trained inlays for a target task.",
     "eval": "Measure a run or an inlay on a split or a file.",
     "predict": "Label texts given as arguments, in a file or on stdin.",
+    "serve": "Serve runs, inlays and fusions of one host over HTTP.",
     "inspect": "Show what a run or an inlay is.",
     "prune": "Remove the members that a fusion does not listen to.",
     "collapse": "Turn a fusion into one plain inlay with its mean weights.",
@@ -87,13 +89,19 @@ def run(given: list[str]) -> None:
     except (KeyboardInterrupt, click.exceptions.Abort):
         _leave("stopped.", 130, debug)
     except InlayError as error:
-        _leave(f"error: {error}", 2, debug)
+        _leave(f"error: {as_flags(str(error), _verb(given))}", 2, debug)
     except (RecursionError, MemoryError) as error:
         _leave(f"error: what was given is too large or nested too deeply ({type(error).__name__})", 2, debug)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = f"the disk is full; what was saved before is whole ({error})" if full else str(error)
         _leave(f"error: {what}", 2, debug)
+
+
+def _verb(given: list[str]) -> click.Command | None:
+    """The verb among the words."""
+    name = next((word for word in given if word in VERBS), None)
+    return None if name is None else inlay.get_command(click.Context(inlay), name)
 
 
 def _usage(error: click.ClickException) -> str:

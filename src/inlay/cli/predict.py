@@ -10,6 +10,7 @@ import click
 
 from inlay.cli.flags import (
     any_host_flag,
+    flags,
     host_flag,
     pair_flag,
     path_argument,
@@ -20,11 +21,19 @@ from inlay.cli.flags import (
 )
 from inlay.cli.output import json_text, say
 from inlay.data.errors import DataError
+from inlay.data.examples import check_columns
 from inlay.data.rows import Table, check_text, decoded, json_row, read_table, read_text
 from inlay.data.task import Task
 from inlay.storage.plain_json import as_json as as_json_text
+from inlay.training.recipe import Generation
 
 HELP = """Label texts given as arguments, in a file or on stdin. Writes JSON lines.
+
+Each line has all columns of its row, and the answer: label and probabilities, or prediction, labels, tags, answer.
+Where a row has such a column itself, it stays as it is, and the answer is called predicted_label and so on.
+
+Hosts that answer in text write. On a terminal the text for a single argument is shown as it is written; --json gives a
+JSON line there, too.
 
 A file is .jsonl, .csv, .tsv or .parquet with the task's text columns, or .txt with one text per line (a tab before the
 second text of a pair, or before each choice). Stdin is read as .txt, or as .jsonl where a line begins with {.
@@ -35,6 +44,7 @@ Examples:
   inlay predict runs/rte "It rains." "The street is wet."
   inlay predict runs/copa "It rained." effect "The street is wet." "The sun came out."
   inlay predict runs/sentiment --file reviews.csv --out labels.jsonl
+  inlay predict runs/rte --data-dir data --split validation
   cat reviews.txt | inlay predict runs/sentiment
 """
 
@@ -43,15 +53,19 @@ def work(
     path: Path,
     texts: tuple[str, ...],
     file: Path | None,
+    data_dir: Path | None,
+    split: str | None,
     out: Path | None,
     text: str | None,
     pair: str | None,
+    label: str | None,
     host: str | None,
     any_host: bool,
     trust_remote_code: bool,
     threads: int | None,
     as_json: bool,
     quiet: bool,
+    **writing: Any,
 ) -> None:
     from inlay.errors import ConfigError
     from inlay.runs.train import Allowed
@@ -60,17 +74,31 @@ def work(
     from inlay.training.progress import watcher
     from inlay.training.threads import use_threads
 
-    if texts and file is not None:
-        raise ConfigError("give texts or a file, not both.")
+    if sum((bool(texts), file is not None, data_dir is not None)) > 1:
+        raise ConfigError("rows can come from one place only: texts, --file or --data-dir.")
+    if split is not None and data_dir is None:
+        raise ConfigError("--split says which rows of --data-dir are labelled; give that as well.")
     use_threads(threads)
-    opened = open_for_use(path, host, Allowed(any_host, trust_remote_code)).reading(text=text, pair=pair)
-    table = _table(opened.codec.task, texts, file)
+    opened = open_for_use(path, host, Allowed(any_host, trust_remote_code)).reading(text=text, pair=pair, label=label)
+    opened = opened.writing(**writing)
+    table = opened.table(split, data_dir) if data_dir is not None else _table(opened.codec.task, texts, file)
+    if label is not None:
+        check_columns(table, [label])
+    if opened.writes_one(table) and texts and out is None and not as_json and sys.stdout.isatty():
+        opened.write(table, lambda piece: click.echo(_shown(piece), nl=False))  # for a reader, as it is written
+        click.echo()
+        return
     lines = [(as_json_text if out is not None else json_text)(entry) for entry in opened.predict(table, watcher(quiet))]
     if out is not None:
         write_out(out, "\n".join(lines) + "\n")
         click.echo(f"{len(lines):,} predictions: {out}", err=True)
     else:
         say("\n".join(lines))
+
+
+def _shown(piece: str) -> str:
+    """A piece of text without what would move a terminal's cursor."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in piece)
 
 
 def _table(task: Task, texts: tuple[str, ...], file: Path | None) -> Table:
@@ -90,7 +118,7 @@ def _table(task: Task, texts: tuple[str, ...], file: Path | None) -> Table:
             lines.append(number)
     if not rows:
         raise DataError(f"{source} is empty: there is nothing to label.")
-    return Table(rows, source, lines)
+    return Table(rows, source, lines, "line")
 
 
 def _stdin() -> bytes:
@@ -119,17 +147,31 @@ command = click.Command(
         click.Argument(["texts"], nargs=-1),
         click.Option(["--file"], type=click.Path(path_type=Path), help="The file with the rows to label."),
         click.Option(
+            ["--data-dir"],
+            type=click.Path(path_type=Path),
+            help="Label rows of the task from a folder with <task>/<split>.jsonl.gz.",
+        ),
+        click.Option(
+            ["--split"],
+            type=click.Choice(["train", "validation", "test", "mismatched"]),
+            help="The split of --data-dir; by default test, or validation if there are no test rows.",
+        ),
+        click.Option(
             ["--out"],
             type=click.Path(path_type=Path),
             help="Write here instead of to stdout, all of it or nothing.",
         ),
         text_flag,
         pair_flag,
+        click.Option(["--label"], help="The column of the right answers, if the rows have one; it is kept."),
         host_flag,
         any_host_flag,
         trust_flag,
         threads_flag,
-        click.Option(["--json", "as_json"], is_flag=True, help="JSON lines, which is what this verb prints anyway."),
+        *flags(Generation),
+        click.Option(
+            ["--json", "as_json"], is_flag=True, help="JSON lines, which is what this verb prints but for a text."
+        ),
         quiet_flag,
     ],
 )

@@ -11,9 +11,9 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from inlay.data.errors import DataError
 
@@ -28,17 +28,22 @@ class Table:
 
     rows: Sequence[Row]
     source: str
-    lines: Sequence[int] = field(default=())
+    numbers: Sequence[int] = ()
+    """Of every row in its source, which it keeps when rows are drawn; by default from 1."""
+    counted: Literal["row", "line"] = "row"
+    """What the numbers count."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    def number(self, index: int) -> int:
+        return self.numbers[index] if self.numbers else index + 1
+
     def where(self, index: int) -> str:
-        return f"{self.source}, line {self.lines[index]}" if self.lines else f"{self.source}, row {index + 1}"
+        return f"{self.source}, {self.counted} {self.number(index)}"
 
     def take(self, indices: Sequence[int]) -> Table:
-        lines = [self.lines[i] for i in indices] if self.lines else []
-        return Table([self.rows[i] for i in indices], self.source, lines)
+        return replace(self, rows=[self.rows[i] for i in indices], numbers=[self.number(i) for i in indices])
 
     @property
     def columns(self) -> list[str]:
@@ -116,7 +121,7 @@ def _json_lines(text: str, source: str) -> Table:
             continue
         rows.append(json_row(line, f"{source}, line {number}"))
         lines.append(number)
-    return Table(rows, source, lines)
+    return Table(rows, source, lines, "line")
 
 
 def json_row(line: str, where: str) -> Row:
@@ -159,7 +164,7 @@ def _separated(text: str, source: str, delimiter: str) -> Table:
         else:
             rows.append(dict(zip(header, cells, strict=True)))
             lines.append(line)
-    return Table(rows, source, lines)
+    return Table(rows, source, lines, "line")
 
 
 def _quoted(text: str, source: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:

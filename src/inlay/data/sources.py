@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +51,8 @@ class Data(Config):
     """Metrics, the main one first; by default the usual ones of the kind."""
     prompt: str | None = None
     """What hosts that answer in text read, such as "qa question: {question}"; "" is the usual form."""
+    template: str | None = None
+    """What decoders read, with {target} at its end, as in "{question}{eos} {target}"; "" is the usual form."""
     answers: Answers | None = None
     """How such hosts say a label or choice: words (the default), index, or text, a choice's own."""
     splits: Literal["official", "compacter"] = "official"
@@ -63,11 +66,13 @@ class Data(Config):
     def _one_source(self) -> Data:
         given = [name for name in ("data_dir", "train_file", "hub") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ValueError(f"rows can come from one place only, but {' and '.join(given)} are given")
+            raise ValueError(
+                f"rows can come from one place only, but {' and '.join(f'`{name}`' for name in given)} are given"
+            )
         if not given and self.task not in builtin_tasks():
             raise ValueError(
-                f"no rows: {self.task!r} is not a built-in task, and neither train_file, hub nor data_dir is given."
-                f"{nearest(self.task, builtin_tasks())}"
+                f"no rows: {self.task!r} is not a built-in task, and neither `train_file`, `hub` nor `data_dir` "
+                f"is given.{nearest(self.task, builtin_tasks())}"
             )
         return self
 
@@ -75,15 +80,27 @@ class Data(Config):
         """The task with what the user said about it; labels that are not known yet are left empty."""
         said = {
             name: value
-            for name in ("kind", "text", "pair", "choices", "label", "labels", "metrics", "prompt", "answers")
+            for name in (
+                "kind",
+                "text",
+                "pair",
+                "choices",
+                "label",
+                "labels",
+                "metrics",
+                "prompt",
+                "template",
+                "answers",
+            )
             if (value := getattr(self, name)) is not None
         }
-        if said.get("prompt") == "":
-            said["prompt"] = None  # the usual form, also of a built-in task
+        for name in ("prompt", "template"):
+            if said.get(name) == "":
+                said[name] = None  # the usual form, also of a built-in task
         if self.task in builtin_tasks():
             known = task_named(self.task).model_dump()
             if said.keys() & {"text", "pair", "choices"}:
-                known["prompt"] = None  # it reads columns that these rows need not have
+                known |= {"prompt": None, "template": None}  # they read columns that these rows need not have
             if "kind" in said and "metrics" not in said:
                 known.pop("metrics")
             return Task(**known | said)
@@ -96,12 +113,12 @@ def read_splits(data: Data, task: Task) -> dict[str, Table]:
         files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
         return {split: read_table(path) for split, path in files.items() if path is not None}
     if data.data_dir is not None:
-        return _from_folder(Path(data.data_dir), task.name)
+        return _from_folder(Path(data.data_dir), task.folder or task.name)
     if data.hub is not None:
         path, _, config = data.hub.partition(":")
         return _from_hub(Hub(path=path, config=config or None), task)
     if task.hub is None:
-        raise DataError(f"{task.name} is not on the hub; give its rows with data_dir or train_file.")
+        raise DataError(f"{task.name} is not on the hub; give its rows with `data_dir` or `train_file`.")
     return _from_hub(task.hub, task)
 
 
@@ -129,29 +146,52 @@ def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
     except Exception as error:  # the hub has many ways to say no
         raise DataError(
             f"the data set {hub.path} {hub.config or ''} could not be read: {type(error).__name__}: {error}\n"
-            f"Without a network, give data_dir or train_file."
+            f"Without a network, give `data_dir` or `train_file`."
         ) from None
     found = {}
     for split in (*SPLITS, "mismatched"):
         name = hub.splits.get(split, split)
         if name in there:
-            rows = [_as_task_row(row, hub, task) for row in there[name]]
-            labelled = [
-                row for row in rows if row.get(task.label) not in (None, -1, "", "-1", [])
-            ]  # test rows without labels
-            if labelled:
-                found[split] = Table(labelled, f"{hub.path} {name}")
+            source = f"{hub.path} {name}"
+            _check_hub_columns(there[name], hub, source)
+            table = Table([_as_task_row(row, hub, task) for row in there[name]], source)
+            hidden: tuple[Any, ...] = (None, -1, "", "-1", [])  # labels that nobody is shown
+            known = [i for i, row in enumerate(table.rows) if row.get(task.label) not in hidden]
+            if known:
+                found[split] = table.take(known)
     return found
+
+
+def _check_hub_columns(rows: Sequence[Row], hub: Hub, source: str) -> None:
+    """The columns that become the task's own are there; all that are not are named."""
+    wanted = [*hub.rename.values(), *hub.choices]
+    missing = [path for path in wanted if len(rows) and _reached(rows[0], path) is MISSING]
+    if missing:
+        listed = ", ".join(map(repr, missing))
+        raise DataError(
+            f"{source} has no column {listed}; it has {', '.join(rows[0])}. The data set has changed on the hub: "
+            f"give your own rows with `train_file`, or its columns with `hub`, `text`, `pair` and `label`."
+        )
+
+
+MISSING = object()
+
+
+def _reached(row: Any, path: str) -> Any:
+    """A value by its path, as in choices.text; MISSING where the path ends early."""
+    for part in path.split("."):
+        if not isinstance(row, dict) or part not in row:
+            return MISSING
+        row = row[part]
+    return row
 
 
 def _as_task_row(row: Row, hub: Hub, task: Task) -> Row:
     """A hub's row under the task's own column names, with labels in the task's own words."""
     made = dict(row)
     for ours, theirs in hub.rename.items():
-        value: Any = row
-        for part in theirs.split("."):
-            value = value[part]
-        made[ours] = value
+        value = _reached(row, theirs)
+        made[ours] = None if value is MISSING else value
     if hub.choices:
         made[task.choices] = [row[column] for column in hub.choices]
     label = made.get(task.label)

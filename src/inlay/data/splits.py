@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inlay.data.errors import DataError
-from inlay.data.examples import Example, check_classes, examples, one_per_answer, settled
+from inlay.data.examples import Example, check_classes, examples, grouped, one_per_answer, settled
 from inlay.data.rows import Table
 from inlay.data.sources import Data, read_splits
 from inlay.data.task import Task
@@ -70,6 +70,8 @@ def prepare(data: Data) -> Prepared:
     task, found = settled(task, tables["train"])
     train, validation, test, mismatched = _examples_of(task, tables)
     train = [each for example in train for each in one_per_answer(example)]
+    if task.kind == "text":
+        validation, test = grouped(validation), grouped(test)
     return Prepared(task, train, validation, test, tuple(notes + found), mismatched)
 
 

@@ -2,8 +2,8 @@
 
 `activate(host, Rows(...))` resolves the whole setup, which takes a while. A server resolves each of its setups once and
 joins what it has: for each module the rows of one plan together, and rows whose plan leaves the module alone in a group
-of their own. What comes out is the plan of `Rows` over these setups. Where the rows of a plan lie side by side, nothing is
-copied on the way.
+of their own. What comes out is the plan of `Rows` over these setups. Where the rows of a plan lie side by side, nothing
+is copied on the way.
 
     plans    a  a  b  c  c        module m, where a and c act:    ByRow((a: 0 1), (unchanged: 2), (c: 3 4))
 """

@@ -123,7 +123,7 @@ class Run:
         file = self.folder / CONFIG
         if not file.is_file():
             raise CheckpointError(
-                f"{self.folder} has no {CONFIG}: nothing was trained there yet. Start the run again without --resume."
+                f"{self.folder} has no {CONFIG}: nothing was trained there yet. Start the run again without `resume`."
             )
         found = read_settings(file)
         return found if BEFORE.keys() & found.keys() else BEFORE | found

@@ -61,7 +61,7 @@ def method_of(settings: Settings) -> Method | None:
     ):
         raise ConfigError(
             f"{settings.start} is a {method.kind} inlay with settings of its own; what starts from it has the same. "
-            f"Leave method and options out, or start from an inlay of another method."
+            f"Leave `method` and `options` out, or start from an inlay of another method."
         )
     return method
 

@@ -33,9 +33,11 @@ from inlay.runs.start import begun_from_a_run, method_of, norms_of, start_from
 from inlay.storage.files import digest
 from inlay.storage.folders import replacing
 from inlay.storage.plain_json import as_json
-from inlay.training.codec import Answer, Codec, EncodedSplit, answer_form, asking
+from inlay.training.codec import Answer, Codec, EncodedSplit, answer_form, asking, is_decoder
 from inlay.training.evaluate import ask
+from inlay.training.generation import NEW_TOKENS, longest_answer
 from inlay.training.interrupt import Interrupted
+from inlay.training.joined import JoinedFeatures, check_packing
 from inlay.training.loop import Diverged, Outcome, TrainingLoop, accelerator_for, check_batch
 from inlay.training.objectives import objective_for
 from inlay.training.progress import Silent, Watcher, counter
@@ -102,7 +104,20 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     if found.method is not None:
         resolved["method"] = found.method.kind
     settings = settings.model_copy(update=resolved | {"name": name})
-    return Job(settings, found.prepared, bench.host, codec_for(bench, settings, found.prepared), name)
+    codec = codec_for(bench, settings, found.prepared)
+    if bench.form == "text":
+        settings, codec = _with_room(bench.host, settings, codec, found.prepared)
+    return Job(settings, found.prepared, bench.host, codec, name)
+
+
+def _with_room(host: PreTrainedModel, settings: Settings, codec: Codec, prepared: Prepared) -> tuple[Settings, Codec]:
+    """How long an answer may be, where it was not said: as the longest to train on and a little more, from now on."""
+    train = codec.encode(prepared.train)
+    if isinstance(train.features, JoinedFeatures) and codec.packing:
+        check_packing(host, train.features)
+    most = settings.max_new_tokens or longest_answer(train) + NEW_TOKENS
+    settings = settings.model_copy(update={"max_new_tokens": most})
+    return settings, replace(codec, generation=settings.generation())
 
 
 def codec_for(bench: Workbench, settings: Settings, prepared: Prepared) -> Codec:
@@ -123,7 +138,7 @@ def _class_weights(settings: Settings, prepared: Prepared) -> tuple[float, ...] 
         return tuple(rows / (len(labels) * max(1, counts[i])) for i in range(len(labels)))
     if settings.class_weights is not None and len(settings.class_weights) != len(labels):
         raise ConfigError(
-            f"class_weights has {len(settings.class_weights)} numbers, but there are {len(labels)} labels: "
+            f"`class_weights` has {len(settings.class_weights)} numbers, but there are {len(labels)} labels: "
             f"{', '.join(labels)}. Give one for each, in this order."
         )
     return settings.class_weights
@@ -166,7 +181,7 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
         if found.config is not None and found.prepared is not None:
             task = found.prepared.task
             text = look(lambda: answer_form(task, found.config)) == "text"
-            problems += unused_here(settings, task.kind, text)
+            problems += unused_here(settings, task.kind, text, is_decoder(found.config))
             look(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
     look(lambda: _check_trackers(settings.trackers))
     if problems:
@@ -191,7 +206,7 @@ def _check_trackers(trackers: tuple[str, ...]) -> None:
     missing = [name for name in trackers if name not in there]
     if missing:
         raise ConfigError(
-            f"trackers: {', '.join(missing)} is not installed. Install it with: pip install {' '.join(missing)}; "
+            f"`trackers`: {', '.join(missing)} is not installed. Install it with: pip install {' '.join(missing)}; "
             f"or leave it out."
         )
 
@@ -259,7 +274,7 @@ def _check_same(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed) ->
     if None not in weights and weights[0] != weights[1] and not allowed.any_host:
         raise ConfigError(
             f"the host {now['host']} has other weights than the one that the run began with ({begun['host']}). "
-            f"Give that one with --host, start a new run, or go on all the same with --any-host."
+            f"Give that one as `host`, start a new run, or go on all the same with `any_host`."
         )
 
 
@@ -319,7 +334,7 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers:
             names = inlays_of(job.host)[job.name].method.needs
             for name, member in zip(names, job.settings.members, strict=True):
                 run.keep_member(inlay_in(member), name)
-        data = noted(job.prepared.task, job.codec.max_length)
+        data = noted(job.codec)
         save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores, data=data)
         run.note(inlay_sha256=read_manifest(run.inlay).sha256)
     if job.settings.mode == "full":
@@ -355,9 +370,12 @@ def _save_host(job: Job, run: Run) -> None:
             raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(run.host)) from None
 
 
-def noted(task: Task, max_length: int) -> dict[str, Any]:
+def noted(codec: Codec) -> dict[str, Any]:
     """What an inlay's manifest says of its task, so that it can be used without its run."""
-    return {"task": task.model_dump(mode="json", exclude={"hub"}), "max_length": max_length}
+    found = {"task": codec.task.model_dump(mode="json", exclude={"hub"}), "max_length": codec.max_length}
+    if codec.form == "text":
+        found["generation"] = codec.generation.model_dump(mode="json", exclude_defaults=True)
+    return found
 
 
 def peak_megabytes() -> float | None:
@@ -373,7 +391,8 @@ def peak_megabytes() -> float | None:
 def _rows_digest(rows: Sequence[Example]) -> str:
     found = hashlib.sha256()
     for row in rows:
-        found.update(repr((row.texts, row.target, row.group)).encode("utf-8", "surrogatepass"))
+        answers = (row.answers, row.before, row.after) if isinstance(row.target, str) else ()
+        found.update(repr((row.texts, row.target, row.group, *answers)).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
 
 

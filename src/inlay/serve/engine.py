@@ -77,6 +77,7 @@ class Engine:
         self.speed = 50.0
         """Rows per second, as the last batches had it."""
         self.beat = time.monotonic()
+        self.opened = time.time()
         self.draining = self.stopping = False
         self.changed = threading.Condition()
         self.cutting = threading.Lock()
@@ -126,21 +127,30 @@ class Engine:
         off: Sequence[str] = (), pin: Mapping[str, float] | None = None, timeout: float | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """How a fusion weighs its members, per token and place, and what it says with some of them off or pinned."""
-        return self._wait(self.submit_explain(model, given, off=off, pin=pin, timeout=timeout))
+        with self.room_for(1):
+            future = self.enter_explain(model, given, off=off, pin=pin, timeout=timeout)
+        return self._wait(future)
 
     def submit(
         self, model: str, inputs: Sequence[Any], *, client: str = "", timeout: float | None = None
     ) -> Future[list[Any]]:
         """The same without waiting for it. A future that is cancelled costs nothing more."""
-        with self.room_for(len(inputs)), self._prepared(model, inputs, client, timeout) as request:
+        with self.room_for(len(inputs)):
+            return self.enter(model, inputs, client=client, timeout=timeout)
+
+    def enter(
+        self, model: str, inputs: Sequence[Any], *, client: str = "", timeout: float | None = None
+    ) -> Future[list[Any]]:
+        """The same where the caller holds `room_for` the inputs."""
+        with self._prepared(model, inputs, client, timeout) as request:
             return self._queued(request, len(inputs))
 
-    def submit_explain(
+    def enter_explain(
         self, model: str, given: Any, *, off: Sequence[str] = (), pin: Mapping[str, float] | None = None,
         client: str = "", timeout: float | None = None,
     ) -> Future[dict[str, Any]]:  # fmt: skip
-        """`explain` without waiting for it."""
-        with self.room_for(1), self._prepared(model, [given], client, timeout) as request:
+        """`explain` without waiting for it, where the caller holds `room_for` one input."""
+        with self._prepared(model, [given], client, timeout) as request:
             served = request.model
             if not served.members:
                 raise Invalid(f"{model!r} is no fusion ({served.method}): it has no members to weigh.")

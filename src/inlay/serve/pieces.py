@@ -17,7 +17,7 @@ from inlay.data.task import Task
 from inlay.errors import CheckpointError, InlayError, NamingError
 from inlay.host.verbs import NAME
 from inlay.runs.folder import RECORD, Run, find_runs
-from inlay.runs.use import finished_record, task_of
+from inlay.runs.use import finished_record, generation_of, task_of
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,10 @@ def _inlay(folder: Path, name: str | None) -> Piece:
     manifest = read_manifest(folder)
     task, max_length = task_of(manifest)
     host = manifest.host["name"] or None
-    return Piece(name or manifest.name, folder, task, max_length, host, folder, needs=tuple(manifest.members))
+    return Piece(
+        name or manifest.name, folder, task, max_length, host, folder,
+        config=generation_of(manifest), needs=tuple(manifest.members),
+    )  # fmt: skip
 
 
 def common_host(pieces: Iterable[Piece], given: str | None) -> str:

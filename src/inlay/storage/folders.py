@@ -76,7 +76,7 @@ def check_new(folder: Path, overwrite: bool = False) -> None:
     """Refuse to write over something unless told to; what is no checkpoint is never written over."""
     if not overwrite and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(
-            f"{folder} exists and is left as it is. Choose another folder, or say that it may be replaced: --overwrite"
+            f"{folder} exists and is left as it is. Choose another folder, or say that it may be replaced: `overwrite`"
         )
 
 

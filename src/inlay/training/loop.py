@@ -49,8 +49,8 @@ class Diverged(InlayError):
             else f"the best state so far is that of step {best_step:,}"
         )
         super().__init__(
-            f"training has diverged: {seen} at step {step:,}; {kept}. Use a smaller learning rate (lr), more warmup, "
-            f"and look for targets that are far too large."
+            f"training has diverged: {seen} at step {step:,}; {kept}. Use a smaller learning rate (`lr`), more "
+            f"`warmup`, and look for targets that are far too large."
         )
         self.best_step = best_step
 
@@ -294,7 +294,7 @@ class TrainingLoop:
 def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path | None = None) -> Accelerator:
     """accelerate, set up for small parts of a large model: some parameters get no gradient in some steps."""
     if recipe.precision == "fp16" and not torch.cuda.is_available():
-        raise ConfigError("precision fp16 needs a GPU; use bf16 or no.")
+        raise ConfigError("`precision` fp16 needs a GPU; use bf16 or no.")
     AcceleratorState._reset_state()  # accelerate keeps the first precision of a process; each run has its own
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     return Accelerator(
@@ -309,7 +309,7 @@ def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path
 def check_batch(rows: int, recipe: Recipe) -> None:
     if rows < recipe.batch_size:
         raise ConfigError(
-            f"{rows} training rows are fewer than a batch of {recipe.batch_size}; use a smaller batch_size."
+            f"{rows} training rows are fewer than a batch of {recipe.batch_size}; use a smaller `batch_size`."
         )
 
 
