@@ -42,7 +42,10 @@ def test_everything_of_a_folder_is_served(engine):
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_predict(engine, shop, kind):
     """`inlay predict` opens a host of its own, encodes as training does and knows nothing of batches."""
-    rows = [{name: value for name, value in row.items() if name not in ("label", "labels", "tags", "answers")} for row in rows_of(kind, 9)]
+    rows = [
+        {name: value for name, value in row.items() if name not in ("label", "labels", "tags", "answers")}
+        for row in rows_of(kind, 9)
+    ]
     opened = open_for_use(shop / "inlays" / f"{kind}-0")
     predicted = list(opened.predict(Table(rows, "rows")))
     said = engine.classify(f"{kind}-0", [{"row": row} for row in rows])
@@ -50,8 +53,13 @@ def test_answers_are_those_of_predict(engine, shop, kind):
         if kind in ("classification", "multilabel"):
             assert near({entry["label"]: entry["score"] for entry in mine}, theirs["probabilities"])
         elif kind == "choice":
-            assert near(theirs["probabilities"][mine[0]["index"]], max(theirs["probabilities"]))  # a choice may stand there twice
-            assert near([entry["score"] for entry in sorted(mine, key=lambda entry: entry["index"])], theirs["probabilities"][: len(mine)])
+            assert near(
+                theirs["probabilities"][mine[0]["index"]], max(theirs["probabilities"])
+            )  # a choice may stand there twice
+            assert near(
+                [entry["score"] for entry in sorted(mine, key=lambda entry: entry["index"])],
+                theirs["probabilities"][: len(mine)],
+            )
         elif kind == "regression":
             assert near(mine["value"], theirs["prediction"])
         elif kind == "tags":
@@ -65,11 +73,19 @@ def test_answers_are_those_of_predict(engine, shop, kind):
 def test_mixed_batches_under_load_answer_what_each_row_answers_alone(engine):
     """64 rows over 20 inlays and three fusions at once, from eight threads."""
     models = [name for name in engine.models if len(name) > 1]
-    asked = [(models[i % len(models)], given) for i in range(64) for given in inputs_for(kind_of(models[i % len(models)]), 1, i)]
+    asked = [
+        (models[i % len(models)], given)
+        for i in range(64)
+        for given in inputs_for(kind_of(models[i % len(models)]), 1, i)
+    ]
     alone = [engine.classify(name, [given])[0] for name, given in asked]
     sizes = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.observer, "batch", lambda rows, seconds: sizes.append((len(rows), len({r.request.model.name for r in rows}))))
+        patch.setattr(
+            engine.observer,
+            "batch",
+            lambda rows, seconds: sizes.append((len(rows), len({r.request.model.name for r in rows}))),
+        )
         with ThreadPoolExecutor(64) as pool:
             for _ in range(3):
                 order = random.Random(0).sample(range(64), 64)
@@ -83,8 +99,11 @@ def test_mixed_batches_under_load_answer_what_each_row_answers_alone(engine):
 def test_a_joined_plan_is_that_of_rows(engine):
     """Against the setup as everybody activates it, resolved from scratch."""
     host, shelf = engine.shelf.host, engine.shelf
-    models = [model for model in shelf.models.values()]
-    batch = {"input_ids": torch.randint(5, 40, (len(models), 9)), "attention_mask": torch.ones(len(models), 9, dtype=torch.long)}
+    models = list(shelf.models.values())
+    batch = {
+        "input_ids": torch.randint(5, 40, (len(models), 9)),
+        "attention_mask": torch.ones(len(models), 9, dtype=torch.long),
+    }
     batch["attention_mask"][::3, 6:] = 0
 
     def both():

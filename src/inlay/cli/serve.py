@@ -16,8 +16,7 @@ PATH is a run, an inlay, or a folder of them; NAME=PATH gives it another name. A
 
 \b
 Examples:
-  inlay serve runs/rte runs/mnli
-  inlay serve runs --bind 127.0.0.1:9000
+  inlay serve runs/rte runs/mnli runs/rte-fused
   inlay serve sentiment=runs/mine --root runs --keys keys.txt --reload 5
   inlay serve runs/rte --bind 0.0.0.0:8000 --open
 """

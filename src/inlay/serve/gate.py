@@ -79,8 +79,7 @@ class Gate:
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
         """Refuse a request without a key where there are keys, or with a foreign name for this host."""
-        host = headers.get("host", "").rpartition("]")[2].partition(":")[0] or headers.get("host", "").strip("[]")
-        if self.hosts is not None and host not in self.hosts:
+        if self.hosts is not None and _name(headers.get("host", "")) not in self.hosts:
             raise Forbidden(
                 f"this server is asked as {', '.join(self.hosts)}; a page of another name has no business here."
             )
@@ -101,6 +100,11 @@ class Gate:
         facts = {"id": name, "method": scope["method"], "route": route, "status": status or 499}
         facts |= {"ms": round(seconds * 1e3, 2), "client": scope["state"].get("client", "")}
         LOG.info("request", extra=facts | scope["state"].get("facts", {}))
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without the port: localhost:8000, [::1]:8000."""
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 async def refuse(error: ServeError, send: Send) -> None:
