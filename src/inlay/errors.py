@@ -53,5 +53,7 @@ SERVE = ("fastapi", "httpx2", "prometheus_client", "starlette", "uvicorn")
 
 def extra_for(error: ModuleNotFoundError) -> str | None:
     """What to install for a module that is missing, as pip takes it; None: Inlay does not know the module."""
-    package = (error.name or "").partition(".")[0]
-    return "inlay[learn]" if package in LEARN else "inlay[serve]" if package in SERVE else None
+    name = (error.name or "").partition(".")[0]
+    if name in LEARN:
+        return "inlay[learn]"
+    return "inlay[study]" if name == "ray" else "inlay[serve]" if name in SERVE else None

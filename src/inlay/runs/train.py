@@ -46,6 +46,8 @@ from inlay.training.threads import use_threads
 from inlay.training.workbench import Workbench, open_config
 
 T = TypeVar("T")
+Finishing = Callable[["Job", EncodedSplit, list[Answer]], None]
+"""Is given the job with its best state, the judged rows and the answers to them, before the run counts as finished."""
 FILES = ("data_dir", "train_file", "validation_file", "test_file")
 """Settings that are paths of rows."""
 
@@ -87,6 +89,8 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     trust = allowed.trust_remote_code
     bench = Workbench.open(settings.host, found.prepared.task, found.config, trust_remote_code=trust)
     head = None if bench.form == "text" else bench.head(settings.head_layers, settings.head_dropout, settings.pooling)
+    if head is not None and found.prepared.task.kind == "choice":
+        head = head.model_copy(update={"choices": _choices_of_all(found.prepared.train)})
     name = bench.set_up(
         settings.name or _usual_name(settings.out),
         settings.mode,
@@ -144,6 +148,12 @@ def _class_weights(settings: Settings, prepared: Prepared) -> tuple[float, ...] 
     return settings.class_weights
 
 
+def _choices_of_all(examples: Sequence[Example]) -> int | None:
+    """How many choices every row has, if all have as many."""
+    counts = {len(example.texts) for example in examples}
+    return counts.pop() if len(counts) == 1 else None
+
+
 def _usual_name(out: Path) -> str:
     """An inlay is called like its run's folder, with what a name may hold."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(out).absolute().name).strip("._-")[:64] or "own"
@@ -172,7 +182,7 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
 
     found = _Found(
         look(lambda: method_of(settings)),
-        look(lambda: _few_to_validate(prepare(settings), settings.eval_rows)),
+        look(lambda: few_to_validate(prepare(settings), settings.eval_rows)),
         look(lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))]),
         look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code)),
     )
@@ -190,7 +200,7 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
     return found
 
 
-def _few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
+def few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
     """Only some of the rows that choose the best state, evenly from all of them."""
     if most is None or most >= len(prepared.validation):
         return prepared
@@ -218,11 +228,13 @@ def train_run(
     finish: bool = False,
     watch: Watcher | None = None,
     allowed: Allowed = Allowed(),  # noqa: B008 (it is frozen)
+    finishing: Finishing | None = None,
 ) -> Run:
     """Train as the settings say, into `settings.out`. An interrupt saves the run and raises `Interrupted`.
 
     resume: go on from the run's checkpoint, with settings that may be others where `inlay train --resume` allows it.
     finish: train no further, and write the best state so far as the result.
+    finishing: is called with the result before the run is noted as finished.
     """
     watch = watch or Silent()
     run = Run(settings.out)
@@ -245,7 +257,7 @@ def train_run(
         for note in job.prepared.notes:
             watch.say(note)
         try:
-            _train(job, run, accelerator, watch, finish)
+            _train(job, run, accelerator, watch, finish, finishing)
         except Interrupted:
             run.note(status="interrupted")
             raise
@@ -292,7 +304,14 @@ def _lasting(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher, finish: bool = False) -> None:
+def _train(
+    job: Job,
+    run: Run,
+    accelerator: Accelerator,
+    watch: Watcher,
+    finish: bool = False,
+    finishing: Finishing | None = None,
+) -> None:
     if job.settings.trackers:
         accelerator.init_trackers("inlay", config={"task": job.prepared.task.name, "seed": job.settings.seed})
     loop = TrainingLoop(
@@ -322,11 +341,18 @@ def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher, finish:
         finally:
             watch.stop()
     if accelerator.is_main_process:
-        _finish(job, run, outcome, judged, answers)
+        _finish(job, run, outcome, judged, answers, finishing)
     accelerator.end_training()
 
 
-def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers: list[Answer]) -> None:
+def _finish(
+    job: Job,
+    run: Run,
+    outcome: Outcome,
+    judged: EncodedSplit,
+    answers: list[Answer],
+    finishing: Finishing | None = None,
+) -> None:
     """Write the result; the checkpoint goes last, when nothing depends on it any more."""
     scores = job.codec.measure(judged, answers)
     if job.name is not None:
@@ -352,6 +378,8 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers:
         peak_megabytes=peak_megabytes(),
     )
     write_report(run, job.host, job.prepared.task, judged, answers)
+    if finishing is not None:
+        finishing(job, judged, answers)
     run.note(status="finished")
     run.checkpoint.unlink(missing_ok=True)
 

@@ -3,8 +3,8 @@
     with Client("http://127.0.0.1:8000") as client:
         client.classify("sentiment", ["I liked it."])         [[{"label": "positive", "score": 0.98}, …]]
 
-`AsyncClient` is the same with `await`. Where the server is full or going down (429, 503), or cannot be reached, both ask
-again, after as long as the server says; every other error is raised as `ServeError` with the server's words.
+`AsyncClient` is the same with `await`. Where the server is full or going down (429, 503), or cannot be reached, both
+ask again, after as long as the server says; every other error is raised as `ServeError` with the server's words.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Failed(ServeError):
 
     def __init__(self, message: str, status: int, error_type: str, request_id: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.error_type, self.request_id = status, error_type, request_id  # type: ignore[misc]
+        self.status, self.error_type, self.request_id = status, error_type, request_id
 
 
 class _Asking:
@@ -74,15 +74,10 @@ def _read(response: httpx.Response) -> Any:
         body = None
     if response.is_success and body is not None:
         return body
-    known = isinstance(body, Mapping)
-    raise Failed(
-        str(body["error"])
-        if known and "error" in body
-        else f"the server answered {response.status_code} in no form we know",
-        response.status_code,
-        str(body.get("error_type", "unknown")) if known else "unknown",
-        response.headers.get("x-request-id"),
-    )
+    if not isinstance(body, Mapping):
+        body = {"error": f"the server answered {response.status_code} in no form we know", "error_type": "unknown"}
+    said, kind = str(body.get("error", body)), str(body.get("error_type", "unknown"))
+    raise Failed(said, response.status_code, kind, response.headers.get("x-request-id"))
 
 
 def _headers(key: str | None) -> dict[str, str]:
