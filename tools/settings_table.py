@@ -15,7 +15,7 @@ from inlay.cli.flags import flags
 from inlay.config import Config
 from inlay.data.sources import Data
 from inlay.runs.settings import SPELT, FusionOptions, Settings
-from inlay.training.recipe import Recipe
+from inlay.training.recipe import Generation, Recipe
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 TOP = """# All settings
@@ -32,16 +32,17 @@ PARTS: tuple[tuple[str, type[Config]], ...] = (
     ("What is trained", Settings),
     ("Fusion", FusionOptions),
     ("How it is trained", Recipe),
+    ("How texts are written", Generation),
     ("Rows", Data),
 )
 
 
 def page() -> str:
     """The whole page."""
-    inherited = {name for _, part in PARTS[1:] for name in part.model_fields}
     text = TOP
     for title, part in PARTS:
-        names = [name for name in part.model_fields if part is not Settings or name not in inherited]
+        others = [other for _, other in PARTS if other is not part and issubclass(part, other)]
+        names = [name for name in part.model_fields if not any(name in other.model_fields for other in others)]
         text += f"\n## {title}\n\n| setting | default | meaning |\n|---|---|---|\n"
         text += "".join(
             f"| `{SPELT.get(name, name)}` | {_default(part, name)} | {_meaning(part, name)} |\n" for name in names

@@ -51,4 +51,5 @@ LEARN = (
 
 def extra_for(error: ModuleNotFoundError) -> str | None:
     """What to install for a module that is missing, as pip takes it; None: Inlay does not know the module."""
-    return "inlay[learn]" if (error.name or "").partition(".")[0] in LEARN else None
+    name = (error.name or "").partition(".")[0]
+    return "inlay[study]" if name == "ray" else "inlay[learn]" if name in LEARN else None

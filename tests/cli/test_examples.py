@@ -60,6 +60,10 @@ def here(tmp_path_factory):
     (folder / "reviews.txt").write_text("good w1\nbad w2\n")
     write_rows(folder / "more.jsonl", [{"premise": "good", "hypothesis": "bad", "label": "entailment"}] * 3)
     (folder / "rte.yaml").write_text("host: bert-base-uncased\ntask: rte\nout: runs/unnamed\n")
+    (folder / "small.yaml").write_text(
+        "hosts: {bert: bert-base-uncased}\ntasks: {own: {train_file: mine.csv, text: review, label: stars}}\n"
+        "settings: {epochs: 1, batch_size: 8}\nways: {head: {kind: head}}\n"
+    )
     (folder / "path" / "to" / "data").mkdir(parents=True)
     (folder / "data" / "rte").mkdir(parents=True)
     shutil.copyfile(folder / "more.jsonl", folder / "data" / "rte" / "validation.jsonl")

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from inlay.cli import main
 from tests.cli.words import TRAIN
-from tests.training.small import rows, save_t5, write_rows
+from tests.training.small import rows, save_decoder, save_t5, write_rows
 
 STEPS = tuple(f"{fifth / 5:.1f}" for fifth in range(26))
 NUMBERS = {"positive": 4.23, "negative": 1.08}
@@ -22,6 +22,10 @@ NUMBERS = {"positive": 4.23, "negative": 1.08}
 def desk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("desk")
     save_t5(folder / "t5", STEPS)
+    save_decoder(folder / "llama")
+    said = [{"source": row["text"], "said": [row["label"], f"good {row['label']}"]} for row in rows(96)]
+    write_rows(folder / "said.jsonl", said)
+    write_rows(folder / "said-validation.jsonl", said[:24])
     for name, count, seed in (("train", 96, 0), ("validation", 40, 1)):
         write_rows(folder / f"{name}.jsonl", rows(count, seed))
         numbers = [row | {"label": NUMBERS[row["label"]]} for row in rows(count, seed)]
@@ -109,3 +113,60 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(say, desk, kind, capsys)
     one, two = (load_file(desk / run / "inlay" / "weights.safetensors") for run in (whole, parted))
     assert one.keys() == two.keys()
     assert all(one[name].equal(two[name]) for name in one)
+
+
+# decoders
+
+
+def told_to(out, *more):
+    columns = ("--kind", "text", "--text", "source", "--label", "said", "--template", "{source} {eos} {target}")
+    files = (TRAIN, "said.jsonl", "--validation-file", "said-validation.jsonl")
+    how = ("--batch-size", "16", "--lr", "0.02", "--epochs", "3", "--threads", "1", "--quiet", "--json")
+    return ("train", "--host", "llama", *files, *columns, *how, "--out", out, *more)
+
+
+@pytest.fixture(scope="module")
+def writer(desk):
+    return "runs/writer"
+
+
+def test_a_decoder_is_trained_measured_and_asked_in_text(say, desk, writer, monkeypatch, capsys):
+    told = json.loads(
+        say(*told_to(writer, "--method", "houlsby", "--options", "reduction=1", "--packing", "--beams", "2"))
+    )
+    assert told["scores"]["token_f1"] > 0.4
+    assert told["rows"] == {"train": 192, "validation": 23, "test": 0}, "each right answer is trained on, scored once"
+    assert told["settings"]["max_new_tokens"] == 3 + 8  # good positive </s>
+    measured = json.loads(say("eval", writer, "--json"))
+    assert measured["scores"] == told["scores"]
+    by_file = json.loads(say("eval", writer, "--file", "said-validation.jsonl", "--json"))
+    assert by_file["scores"] == told["scores"]
+    answers = [json.loads(line) for line in say("predict", writer, "--file", "said-validation.jsonl").splitlines()]
+    alone = json.loads(say("predict", f"{writer}/inlay", "--host", "llama", answers[0]["source"]))
+    assert alone["prediction"] == answers[0]["prediction"], "the inlay alone writes as its run does: two beams"
+    greedy = json.loads(say("predict", writer, answers[0]["source"], "--beams", "1"))["prediction"]
+    pieces = []
+    monkeypatch.setattr("click.echo", lambda piece="", nl=True, **_: pieces.append(piece + ("\n" if nl else "")))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    say("predict", writer, answers[0]["source"], "--beams", "1")
+    assert "".join(pieces).strip() == greedy
+    assert len(pieces) > 2, "on a terminal it is shown as it is written"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--template", "{source}"), "has no {target}"),
+        (("--template", "{target} {source}"), "a decoder answers at the end"),
+        (("--template", "{sauce} {target}"), "has no column 'sauce'"),
+        (("--max-length", "4"), "leaves nothing of the answer after the text of row"),
+        (("--sampling", "1", "--beams", "2"), "sampling follows one beginning"),
+        (("--top-k", "3"), "top_k is 3, but nothing would use it: it needs sampling"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_written(say, desk, capsys, flags, told):
+    with pytest.raises(SystemExit) as left:
+        say(*told_to("runs/mistake", *flags))
+    assert left.value.code == 2
+    assert told in capsys.readouterr().err
+    assert not (desk / "runs" / "mistake").exists()

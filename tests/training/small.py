@@ -11,6 +11,8 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from tests.hosts import CONFIGS, shaken
+
 GOOD, BAD = ("good", "fine", "great"), ("bad", "poor", "awful")
 OTHER = tuple(f"w{i}" for i in range(30))
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -63,6 +65,18 @@ def save_t5(folder: Path, says: tuple[str, ...] = ()) -> Path:
     )
     host.save_pretrained(folder)
     fast.save_pretrained(folder)
+    return folder
+
+
+def save_decoder(folder: Path, family: str = "llama", says: tuple[str, ...] = (), seed: int = 0) -> Path:
+    """A decoder of any causal family of tests/hosts.py that knows the toy words."""
+    words = ["<pad>", "</s>", "<s>", "<unk>", "positive", "negative", *GOOD, *BAD, *OTHER, *says]
+    tokenizer = _words(words, "<unk>")
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
+    hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, model_max_length=64).save_pretrained(folder)
+    config = CONFIGS[family]()
+    config.vocab_size = len(words)
+    shaken(hf.AutoModelForCausalLM.from_config(config), seed).save_pretrained(folder)
     return folder
 
 

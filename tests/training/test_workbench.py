@@ -19,7 +19,7 @@ def test_a_task_is_answered_in_the_form_that_fits_it_and_the_host(small):
     assert Workbench.open(str(small / "bert"), Task(name="own", kind="choice")).form == "labels"
     text = Workbench.open(str(small / "t5"), YES_NO)
     assert (text.form, text.head()) == ("text", None)
-    with pytest.raises(inlay.InlayError, match="needs a host such as T5, not bert"):
+    with pytest.raises(inlay.InlayError, match="needs a host such as T5, GPT-2 or Llama, not bert"):
         Workbench.open(str(small / "bert"), Task(name="own", kind="text"))
 
 

@@ -31,6 +31,7 @@ VERBS = {
     "params": "Count the parameters that a method would train on a host.",
     "ls": "List methods, tasks, recipes, families or runs.",
     "validate": "Check a config and its rows, and estimate the cost of training.",
+    "study": "Run a grid of trainings, and make its tables and figures.",
     "demo": "Train, fuse and compare on real data, in minutes.",
 }
 """Verb → one line; the command is `command` in the module of that name here."""

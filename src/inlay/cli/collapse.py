@@ -42,7 +42,7 @@ def work(
     collapse(opened.host, opened.name, batches_of(opened.host, split), name=name)
     activate(opened.host, name)
     after = opened.codec.measure(split, opened.answers(split))
-    folder = save(opened.host, name, out, task=task.name, metrics=after, data=noted(task, opened.codec.max_length))
+    folder = save(opened.host, name, out, task=task.name, metrics=after, data=noted(opened.codec))
     text = columns(
         [(metric, before[metric], after[metric]) for metric in before], ("validation", "fusion", "collapsed")
     )

@@ -10,6 +10,7 @@ import click
 
 from inlay.cli.flags import (
     any_host_flag,
+    flags,
     host_flag,
     json_flag,
     label_flag,
@@ -20,6 +21,7 @@ from inlay.cli.flags import (
     trust_flag,
 )
 from inlay.cli.output import columns, tell
+from inlay.training.recipe import Generation
 
 HELP = """Measure a run or an inlay on a split of its task, or on a file.
 
@@ -66,7 +68,7 @@ def _tell_matrix(paths: tuple[Path, ...], split: str | None, as_json: bool) -> N
 def _tell_one(
     path: Path, split: str | None, as_json: bool, quiet: bool, *, file: Path | None, data_dir: Path | None,
     text: str | None, pair: str | None, label: str | None, eval_rows: int | None, host: str | None, any_host: bool,
-    trust_remote_code: bool, answering: Any, routing: Any, passes: int | None, mean: Any,
+    trust_remote_code: bool, answering: Any, routing: Any, passes: int | None, mean: Any, **writing: Any,
 ) -> None:  # fmt: skip
     from inlay.runs.train import Allowed
     from inlay.runs.use import open_for_use
@@ -74,6 +76,7 @@ def _tell_one(
     from inlay.training.progress import watcher
 
     opened = open_for_use(path, host, Allowed(any_host, trust_remote_code)).reading(text=text, pair=pair, label=label)
+    opened = opened.writing(**writing)
     if answering is not None:
         opened = replace(opened, codec=replace(opened.codec, answering=answering))
     codec = opened.codec
@@ -128,6 +131,7 @@ command = click.Command(
         any_host_flag,
         trust_flag,
         threads_flag,
+        *flags(Generation),
         json_flag,
         quiet_flag,
     ],

@@ -35,7 +35,7 @@ def work(
     if opened.name is None:
         raise ConfigError(f"{path} has no inlay: the whole host was trained.")
     merge(opened.host, opened.name)
-    data = noted(opened.codec.task, opened.codec.max_length)
+    data = noted(opened.codec)
     folder = save(opened.host, opened.name, out, task=manifest.task, metrics=manifest.metrics, data=data)
     method = read_manifest(folder).method["kind"]
     tell(

@@ -10,6 +10,7 @@ import click
 
 from inlay.cli.flags import (
     any_host_flag,
+    flags,
     host_flag,
     pair_flag,
     path_argument,
@@ -24,11 +25,15 @@ from inlay.data.examples import check_columns
 from inlay.data.rows import Table, check_text, decoded, json_row, read_table, read_text
 from inlay.data.task import Task
 from inlay.storage.plain_json import as_json as as_json_text
+from inlay.training.recipe import Generation
 
 HELP = """Label texts given as arguments, in a file or on stdin. Writes JSON lines.
 
 Each line has all columns of its row, and the answer: label and probabilities, or prediction, labels, tags, answer.
 Where a row has such a column itself, it stays as it is, and the answer is called predicted_label and so on.
+
+Hosts that answer in text write. On a terminal the text for a single argument is shown as it is written; --json gives a
+JSON line there, too.
 
 A file is .jsonl, .csv, .tsv or .parquet with the task's text columns, or .txt with one text per line (a tab before the
 second text of a pair, or before each choice). Stdin is read as .txt, or as .jsonl where a line begins with {.
@@ -60,6 +65,7 @@ def work(
     threads: int | None,
     as_json: bool,
     quiet: bool,
+    **writing: Any,
 ) -> None:
     from inlay.errors import ConfigError
     from inlay.runs.train import Allowed
@@ -74,15 +80,25 @@ def work(
         raise ConfigError("--split says which rows of --data-dir are labelled; give that as well.")
     use_threads(threads)
     opened = open_for_use(path, host, Allowed(any_host, trust_remote_code)).reading(text=text, pair=pair, label=label)
+    opened = opened.writing(**writing)
     table = opened.table(split, data_dir) if data_dir is not None else _table(opened.codec.task, texts, file)
     if label is not None:
         check_columns(table, [label])
+    if opened.writes_one(table) and texts and out is None and not as_json and sys.stdout.isatty():
+        opened.write(table, lambda piece: click.echo(_shown(piece), nl=False))  # for a reader, as it is written
+        click.echo()
+        return
     lines = [(as_json_text if out is not None else json_text)(entry) for entry in opened.predict(table, watcher(quiet))]
     if out is not None:
         write_out(out, "\n".join(lines) + "\n")
         click.echo(f"{len(lines):,} predictions: {out}", err=True)
     else:
         say("\n".join(lines))
+
+
+def _shown(piece: str) -> str:
+    """A piece of text without what would move a terminal's cursor."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in piece)
 
 
 def _table(task: Task, texts: tuple[str, ...], file: Path | None) -> Table:
@@ -152,7 +168,10 @@ command = click.Command(
         any_host_flag,
         trust_flag,
         threads_flag,
-        click.Option(["--json", "as_json"], is_flag=True, help="JSON lines, which is what this verb prints anyway."),
+        *flags(Generation),
+        click.Option(
+            ["--json", "as_json"], is_flag=True, help="JSON lines, which is what this verb prints but for a text."
+        ),
         quiet_flag,
     ],
 )

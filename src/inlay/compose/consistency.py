@@ -32,7 +32,7 @@ class MixtureLoss:
 
 def mixture_loss(
     host: nn.Module, batch: Mapping[str, Any], loss_fn: Loss | None = None, weight: float = 1.0, *, detach: bool = True,
-    compared: Callable[[Tensor], Tensor] | None = None, problem: str | None = None,
+    compared: Callable[[Tensor], Tensor] | None = None, problem: str | None = None, aligned: bool = False,
 ) -> MixtureLoss:  # fmt: skip
     """AdaMix's loss: the task loss of one stochastic pass, and how far a second one with other draws is from it.
 
@@ -41,6 +41,7 @@ def mixture_loss(
     detach:  each KL's target is a constant, as in the published code; False is the paper's plain formula.
     compared: what a pass's logits become before they are measured and compared, such as one row per question.
     problem: what is asked, in transformers' words; by default as the host is set.
+    aligned: whether `compared` gives the logits of the labels' own tokens, which causal language models do not.
     """
     model = bare(host)
     labels = batch.get("labels")
@@ -63,7 +64,7 @@ def mixture_loss(
         return MixtureLoss(task, task, torch.zeros_like(task), first)
     second = shaped(both.chunk(passes)[1])
     problem = problem or problem_of(model, first, labels)
-    if shifts(model, labels):
+    if shifts(model, labels) and not aligned:
         consistency = distance(first[:, :-1], second[:, :-1], labels[:, 1:], detach, problem)
     else:
         consistency = distance(first, second, labels, detach, problem)

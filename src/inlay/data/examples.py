@@ -7,7 +7,7 @@ choice            index of the choice
 multilabel        indices of the labels, in order
 tags              index of the label of every word
 spans             right answers as (text, where it begins in the context); none: there is no answer
-text              a text
+text              a text; the first, where there are several right ones (`answers`)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, cast
 from inlay.data.errors import DataError
 from inlay.data.rows import Row, Table
 from inlay.data.task import LABELLED, Task, fields_of, template
+from inlay.data.templates import LINEARISED, around
 from inlay.errors import nearest
 
 Target = int | float | str | tuple[int, ...] | tuple[tuple[str, int], ...] | None
@@ -44,6 +45,10 @@ class Example:
     """The choices themselves, where the answers are among them in words."""
     answers: tuple[str, ...] = ()
     """Every right answer, where there may be several; the target is the first."""
+    before: str | None = None
+    """What a template puts before the answer; its {bos} and {eos} are still marks."""
+    after: str = ""
+    """What it puts after it."""
     words: tuple[str, ...] = ()
     """Kind tags: the words that the labels belong to; the text is all of them with spaces between."""
 
@@ -126,14 +131,20 @@ def _example(task: Task, row: Row, labelled: bool) -> Example:
         return _tagged(task, row, labelled)
     if task.kind == "spans":
         return _asked(task, row, labelled)
+    if task.linearise is not None and not is_missing(row.get(task.text)):
+        row = row | {task.text: LINEARISED[task.linearise](row[task.text])}
     text = fill(task.text, row)
     pair = fill(task.pair, row) if task.pair else None
     if not text and not pair:
         raise DataError(f"the text ({task.text}) is empty")
     prompt = prompt_of(task, row) if task.prompt else None
     if task.kind != "choice":
-        group = fill(task.group, row) if task.group and labelled else None
-        return Example(((text, pair),), _target(task, row) if labelled else None, group, prompt)
+        group = fill(task.group, row) if task.group and labelled else _part(task, row)
+        before, after = around(task.template, row) if task.template else (None, "")
+        answers = _texts(task, row.get(task.label)) if task.kind == "text" and labelled else ()
+        target = None if not labelled else answers[0] if answers else _target(task, row)
+        several = answers if len(answers) > 1 else ()
+        return Example(((text, pair),), target, group, prompt, (), several, before, after)
     choices = _choices(task, row)
     texts: tuple[tuple[str, str | None], ...]
     if task.blank is None:
@@ -147,10 +158,43 @@ def _example(task: Task, row: Row, labelled: bool) -> Example:
 
 
 def one_per_answer(example: Example) -> list[Example]:
-    """To train on: a row with several right answers is a row for each of them (ReCoRD)."""
+    """To train on: a row with several right answers is a row for each of them."""
     if len(example.answers) < 2:
         return [example]
+    if isinstance(example.target, str):
+        return [replace(example, target=answer, answers=()) for answer in example.answers]
     return [replace(example, target=example.choices.index(answer), answers=(answer,)) for answer in example.answers]
+
+
+def grouped(rows: Sequence[Example]) -> list[Example]:
+    """To measure on: rows of kind text that ask the same are one, with all their right answers."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    first: dict[tuple[Any, ...], Example] = {}
+    for row in rows:
+        key = (row.texts, row.prompt, row.before, row.after, row.group)
+        first.setdefault(key, row)
+        found.setdefault(key, []).extend(row.answers or (str(row.target),))
+    unique = {key: tuple(dict.fromkeys(answers)) for key, answers in found.items()}
+    return [
+        replace(first[key], target=answers[0], answers=answers if len(answers) > 1 else ())
+        for key, answers in unique.items()
+    ]
+
+
+def _texts(task: Task, value: Any) -> tuple[str, ...]:
+    """Kind text: the right texts of a row, in order, each once."""
+    texts = value if isinstance(value, list) else [value]
+    if not texts or any(is_missing(text) or isinstance(text, list | dict) or not str(text).strip() for text in texts):
+        raise DataError(
+            f"{task.label!r} must be a text or a list of texts, none of them empty, got {str(value)[:80]!r}"
+        )
+    return tuple(dict.fromkeys(str(text).strip() for text in texts))
+
+
+def _part(task: Task, row: Row) -> str | None:
+    """What the rows are called that this one is scored with, where there are such parts."""
+    value = row.get(task.parts["column"]) if "column" in task.parts else None
+    return None if value is None else task.parts.get(label_text(value))
 
 
 def _tagged(task: Task, row: Row, labelled: bool) -> Example:
@@ -303,12 +347,8 @@ def _target(task: Task, row: Row) -> Target:
         if unknown:
             raise DataError("; ".join(unknown[:AT_MOST]))
         return tuple(sorted(set(found)))
-    if task.kind == "text" and value == "":
-        return ""
     if is_missing(value):
         raise DataError(f"column {task.label!r} is missing, null or empty")
-    if task.kind == "text":
-        return str(value)
     if task.kind == "regression":
         try:
             number = float(value)

@@ -51,10 +51,13 @@ class Data(Config):
     """Metrics, the main one first; by default the usual ones of the kind."""
     prompt: str | None = None
     """What hosts that answer in text read, such as "qa question: {question}"; "" is the usual form."""
+    template: str | None = None
+    """What decoders read, with {target} at its end, as in "{question}{eos} {target}"; "" is the usual form."""
     answers: Answers | None = None
     """How such hosts say a label or choice: words (the default), index, or text, a choice's own."""
-    splits: Literal["official", "compacter"] = "official"
-    """official: as published. compacter: also make a test set, from the validation rows or 1,000 training rows."""
+    splits: Literal["official", "compacter", "held_out"] = "official"
+    """official: as published. compacter, held_out: also make a test set, by the paper's rules or so that no row that
+    judges has chosen anything."""
     rows: int | None = Field(default=None, ge=1)
     """Train on only this many rows, drawn at random."""
     rows_seed: int = Field(default=42, ge=0)
@@ -78,15 +81,27 @@ class Data(Config):
         """The task with what the user said about it; labels that are not known yet are left empty."""
         said = {
             name: value
-            for name in ("kind", "text", "pair", "choices", "label", "labels", "metrics", "prompt", "answers")
+            for name in (
+                "kind",
+                "text",
+                "pair",
+                "choices",
+                "label",
+                "labels",
+                "metrics",
+                "prompt",
+                "template",
+                "answers",
+            )
             if (value := getattr(self, name)) is not None
         }
-        if said.get("prompt") == "":
-            said["prompt"] = None  # the usual form, also of a built-in task
+        for name in ("prompt", "template"):
+            if said.get(name) == "":
+                said[name] = None  # the usual form, also of a built-in task
         if self.task in builtin_tasks():
             known = task_named(self.task).model_dump()
             if said.keys() & {"text", "pair", "choices"}:
-                known["prompt"] = None  # it reads columns that these rows need not have
+                known |= {"prompt": None, "template": None}  # they read columns that these rows need not have
             if "kind" in said and "metrics" not in said:
                 known.pop("metrics")
             return Task(**known | said)
@@ -99,7 +114,7 @@ def read_splits(data: Data, task: Task) -> dict[str, Table]:
         files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
         return {split: read_table(path) for split, path in files.items() if path is not None}
     if data.data_dir is not None:
-        return _from_folder(Path(data.data_dir), task.name)
+        return _from_folder(Path(data.data_dir), task.folder or task.name)
     if data.hub is not None:
         path, _, config = data.hub.partition(":")
         return _from_hub(Hub(path=path, config=config or None), task)

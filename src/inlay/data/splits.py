@@ -6,6 +6,9 @@ official    the splits as published; without validation rows, a tenth of the tra
 compacter   small sets: half of the validation rows become test rows; large ones: the validation rows become test rows
             and 1,000 training rows validation rows; MNLI validates on its mismatched rows and tests on the matched
             ones (Karimi Mahabadi et al. 2021)
+held_out    rows that judge are never those that choose: where there are no test rows the validation rows become test
+            rows (without them a fifth of the training rows, at most 1,000), and a tenth of the training rows, at least
+            50 and at most 1,000, validation rows
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inlay.data.errors import DataError
-from inlay.data.examples import Example, check_classes, examples, one_per_answer, settled
+from inlay.data.examples import Example, check_classes, examples, grouped, one_per_answer, settled
 from inlay.data.rows import Table
 from inlay.data.sources import Data, read_splits
 from inlay.data.task import Task
 
 SEED = 42
-HELD_OUT = 1000
+HELD_OUT, LEAST_HELD_OUT = 1000, 50
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ def prepare(data: Data) -> Prepared:
     task, found = settled(task, tables["train"])
     train, validation, test, mismatched = _examples_of(task, tables)
     train = [each for example in train for each in one_per_answer(example)]
+    if task.kind == "text":
+        validation, test = grouped(validation), grouped(test)
     return Prepared(task, train, validation, test, tuple(notes + found), mismatched)
 
 
@@ -106,6 +111,8 @@ def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str])
             notes.append(
                 f"compacter splits: {HELD_OUT} training rows are validation rows, the validation rows are test rows"
             )
+    elif data.splits == "held_out":
+        _hold_out(tables, notes)
     elif "validation" not in tables:
         if len(tables["train"]) < 2:
             raise DataError(f"{tables['train'].source} has one row: nothing is left to train on. Give more rows.")
@@ -113,6 +120,24 @@ def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str])
         tables["train"], tables["validation"] = _drawn_apart(tables["train"], count)
         notes.append(f"no validation rows: {count} training rows are held out for validation")
     return tables
+
+
+def _hold_out(tables: dict[str, Table], notes: list[str]) -> None:
+    """Test rows and validation rows that are not the same, whatever is there."""
+    if "test" not in tables and "validation" in tables:
+        tables["test"] = tables.pop("validation")
+        notes.append("held-out splits: the validation rows are test rows")
+    elif "test" not in tables:
+        count = min(HELD_OUT, len(tables["train"]) // 5)
+        tables["train"], tables["test"] = _drawn_apart(tables["train"], count)
+        notes.append(f"held-out splits: {count} training rows are test rows")
+    if "validation" not in tables:
+        rows = len(tables["train"])
+        if rows < 2 or not tables["test"]:
+            raise DataError(f"{tables['train'].source} has too few rows to hold some out. Give more rows.")
+        count = min(HELD_OUT, max(LEAST_HELD_OUT, rows // 10), rows // 2)
+        tables["train"], tables["validation"] = _drawn_apart(tables["train"], count)
+        notes.append(f"held-out splits: {count} training rows are held out for validation")
 
 
 def _drawn_apart(table: Table, count: int, seed: int = SEED) -> tuple[Table, Table]:

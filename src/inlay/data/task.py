@@ -7,7 +7,7 @@
     multilabel        any number of the labels      text, or text and pair
     tags              a label for every word        text: a column with a list of words
     spans             a piece of the context        text: the question, pair: the context
-    text              a text (seq2seq hosts)        text, or text and pair
+    text              a text (T5, GPT-2, Llama …)   text, or text and pair; the label may be a list of right texts
 
 `text` and `pair` are a column's name or a template such as "{question} {answer}".
 """
@@ -21,6 +21,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inlay.config import Config
+from inlay.data.templates import columns_in, wrong_with
 
 Kind = Literal["classification", "regression", "choice", "multilabel", "tags", "spans", "text"]
 Answers = Literal["words", "index", "text"]
@@ -102,12 +103,27 @@ class Task(Config):
     """What hosts that answer in text read: a template of columns, {choices[0]} for one of a list; none: the usual."""
     answers: Answers = "words"
     """How such hosts say a label or choice: in words, as its index, or a choice by its own text."""
+    template: str | None = None
+    """What decoders read, with {target} at its end, where they answer: columns, {bos} and {eos}; none: the usual."""
     markup: bool = False
     """Whether the marks <br> and <b> are taken out of what such hosts read."""
     compacter: Literal["halve", "hold_out", "mismatched"] = "halve"
     """Which of the Compacter split rules is its own."""
+    linearise: Literal["slots", "triples", "triples_lower"] | None = None
+    """How the text's column, which holds data, becomes a text: E2E's slots, or triples, as LoRA's code writes them."""
+    parts: dict[str, str] = Field(default_factory=dict)
+    """Rows that are scored by themselves too: {"column": its name, value: what to call the rows that have it}."""
+    folder: str | None = None
+    """Its folder in `data_dir`, where that is not the task's name."""
     hub: Hub | None = None
     """Where it is on the hub."""
+
+    @field_validator("template")
+    @classmethod
+    def _with_target(cls, text: str | None) -> str | None:
+        if text is not None and (wrong := wrong_with(text)):
+            raise ValueError(wrong)
+        return text
 
     @field_validator("labels")
     @classmethod
@@ -142,6 +158,8 @@ class Task(Config):
             raise ValueError("tags belong to the words of one column: give its name as text, and no pair")
         if self.kind == "spans" and self.pair is None:
             raise ValueError("a span is a piece of the context: name its column as pair")
+        if self.linearise is not None and self.text != template(self.text)[1:-1]:
+            raise ValueError("linearise reads one column: give its name as text")
         if self.positive is not None and self.labels and self.positive not in self.labels:
             raise ValueError(f"positive is {self.positive!r}, which is not one of {', '.join(self.labels)}")
         return self
@@ -161,6 +179,7 @@ class Task(Config):
         texts = [self.text, self.pair, self.group if labelled else None]
         found = [name for text in texts if text for name in fields_of(template(text))]
         found += [name for name in fields_of(self.prompt or "") if name not in self.choice_columns]
+        found += columns_in(self.template or "")
         if self.kind == "choice":
             found += self.choice_columns
         return list(dict.fromkeys([*found, self.label] if labelled else found))

@@ -57,7 +57,7 @@ def write_pruned(
         after = opened.codec.measure(judged, answers)
         for member in kept:
             run.keep_member(old.members / member, member)
-        data = noted(opened.codec.task, opened.codec.max_length)
+        data = noted(opened.codec)
         save(opened.host, smaller, run.inlay, task=opened.codec.task.name, metrics=after, data=data)
         members = [str(Run(out).members.absolute() / member) for member in kept]
         settings = old.config() | {"members": members, "name": smaller}

@@ -13,7 +13,7 @@ from inlay.data.sources import Data
 from inlay.errors import ConfigError
 from inlay.recipes import recipe_settings
 from inlay.runs.yaml_text import read_yaml
-from inlay.training.recipe import Mode, Recipe
+from inlay.training.recipe import Generation, Mode, Recipe
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 OTHER_NAMES = {"from": "start"}
@@ -131,8 +131,9 @@ def named_values(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 OF_A_HEAD = ("pooling", "head_layers", "head_dropout")
-OF_TEXT = ("prompt", "answers", "answering", "beams", "length_penalty", "no_repeat_ngram")
-OF_WRITING = ("beams", "length_penalty", "no_repeat_ngram")
+OF_WRITING = tuple(Generation.model_fields)
+OF_TEXT = ("prompt", "template", "answers", "answering", "packing", *OF_WRITING)
+OF_SAMPLING = ("top_k", "top_p", "sampling_seed")
 
 
 def unused(settings: Settings) -> list[str]:
@@ -146,16 +147,18 @@ def unused(settings: Settings) -> list[str]:
         "rows": ("rows_seed",) if settings.rows is None else (),
         "answering generation": OF_WRITING if settings.answering != "generation" else (),
         "more than one beam": ("length_penalty",) if settings.beams == 1 else (),
+        "sampling": OF_SAMPLING if not settings.sampling else (),
         "a head that pools": ("head_layers", "head_dropout") if settings.pooling == "host" else (),
     }
     return [_refusal(name, need, said[name]) for need, names in needs.items() for name in names if name in said]
 
 
-def unused_here(settings: Settings, kind: str, text: bool) -> list[str]:
-    """The same for what depends on the task's kind, and on whether the host answers in text."""
+def unused_here(settings: Settings, kind: str, text: bool, decoder: bool = False) -> list[str]:
+    """The same for what depends on the task's kind, and on whether the host answers in text, as a decoder or not."""
     said = given_to(settings)
     needs = {
-        "a host that answers in text, such as T5": () if text else OF_TEXT,
+        "a host that answers in text, such as T5 or GPT-2": () if text else OF_TEXT,
+        "a decoder that answers in text, such as GPT-2": () if decoder or not text else ("packing",),
         "a head, and this host answers in text": OF_A_HEAD if text else (),
         "labels and a head that chooses one": () if kind == "classification" and not text else ("class_weights",),
         "labels or words to choose from": () if text or kind in ("classification", "tags") else ("label_smoothing",),

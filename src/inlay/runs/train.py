@@ -33,9 +33,11 @@ from inlay.runs.start import begun_from_a_run, method_of, norms_of, start_from
 from inlay.storage.files import digest
 from inlay.storage.folders import replacing
 from inlay.storage.plain_json import as_json
-from inlay.training.codec import Answer, Codec, EncodedSplit, answer_form, asking
+from inlay.training.codec import Answer, Codec, EncodedSplit, answer_form, asking, is_decoder
 from inlay.training.evaluate import ask
+from inlay.training.generation import NEW_TOKENS, longest_answer
 from inlay.training.interrupt import Interrupted
+from inlay.training.joined import JoinedFeatures, check_packing
 from inlay.training.loop import Diverged, Outcome, TrainingLoop, accelerator_for, check_batch
 from inlay.training.objectives import objective_for
 from inlay.training.progress import Silent, Watcher, counter
@@ -44,6 +46,8 @@ from inlay.training.threads import use_threads
 from inlay.training.workbench import Workbench, open_config
 
 T = TypeVar("T")
+Finishing = Callable[["Job", EncodedSplit, list[Answer]], None]
+"""Is given the job with its best state, the judged rows and the answers to them, before the run counts as finished."""
 FILES = ("data_dir", "train_file", "validation_file", "test_file")
 """Settings that are paths of rows."""
 
@@ -102,7 +106,20 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     if found.method is not None:
         resolved["method"] = found.method.kind
     settings = settings.model_copy(update=resolved | {"name": name})
-    return Job(settings, found.prepared, bench.host, codec_for(bench, settings, found.prepared), name)
+    codec = codec_for(bench, settings, found.prepared)
+    if bench.form == "text":
+        settings, codec = _with_room(bench.host, settings, codec, found.prepared)
+    return Job(settings, found.prepared, bench.host, codec, name)
+
+
+def _with_room(host: PreTrainedModel, settings: Settings, codec: Codec, prepared: Prepared) -> tuple[Settings, Codec]:
+    """How long an answer may be, where it was not said: as the longest to train on and a little more, from now on."""
+    train = codec.encode(prepared.train)
+    if isinstance(train.features, JoinedFeatures) and codec.packing:
+        check_packing(host, train.features)
+    most = settings.max_new_tokens or longest_answer(train) + NEW_TOKENS
+    settings = settings.model_copy(update={"max_new_tokens": most})
+    return settings, replace(codec, generation=settings.generation())
 
 
 def codec_for(bench: Workbench, settings: Settings, prepared: Prepared) -> Codec:
@@ -157,7 +174,7 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
 
     found = _Found(
         look(lambda: method_of(settings)),
-        look(lambda: _few_to_validate(prepare(settings), settings.eval_rows)),
+        look(lambda: few_to_validate(prepare(settings), settings.eval_rows)),
         look(lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))]),
         look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code)),
     )
@@ -166,7 +183,7 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
         if found.config is not None and found.prepared is not None:
             task = found.prepared.task
             text = look(lambda: answer_form(task, found.config)) == "text"
-            problems += unused_here(settings, task.kind, text)
+            problems += unused_here(settings, task.kind, text, is_decoder(found.config))
             look(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
     look(lambda: _check_trackers(settings.trackers))
     if problems:
@@ -175,7 +192,7 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
     return found
 
 
-def _few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
+def few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
     """Only some of the rows that choose the best state, evenly from all of them."""
     if most is None or most >= len(prepared.validation):
         return prepared
@@ -203,11 +220,13 @@ def train_run(
     finish: bool = False,
     watch: Watcher | None = None,
     allowed: Allowed = Allowed(),  # noqa: B008 (it is frozen)
+    finishing: Finishing | None = None,
 ) -> Run:
     """Train as the settings say, into `settings.out`. An interrupt saves the run and raises `Interrupted`.
 
     resume: go on from the run's checkpoint, with settings that may be others where `inlay train --resume` allows it.
     finish: train no further, and write the best state so far as the result.
+    finishing: is called with the result before the run is noted as finished.
     """
     watch = watch or Silent()
     run = Run(settings.out)
@@ -230,7 +249,7 @@ def train_run(
         for note in job.prepared.notes:
             watch.say(note)
         try:
-            _train(job, run, accelerator, watch, finish)
+            _train(job, run, accelerator, watch, finish, finishing)
         except Interrupted:
             run.note(status="interrupted")
             raise
@@ -277,7 +296,14 @@ def _lasting(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher, finish: bool = False) -> None:
+def _train(
+    job: Job,
+    run: Run,
+    accelerator: Accelerator,
+    watch: Watcher,
+    finish: bool = False,
+    finishing: Finishing | None = None,
+) -> None:
     if job.settings.trackers:
         accelerator.init_trackers("inlay", config={"task": job.prepared.task.name, "seed": job.settings.seed})
     loop = TrainingLoop(
@@ -307,11 +333,18 @@ def _train(job: Job, run: Run, accelerator: Accelerator, watch: Watcher, finish:
         finally:
             watch.stop()
     if accelerator.is_main_process:
-        _finish(job, run, outcome, judged, answers)
+        _finish(job, run, outcome, judged, answers, finishing)
     accelerator.end_training()
 
 
-def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers: list[Answer]) -> None:
+def _finish(
+    job: Job,
+    run: Run,
+    outcome: Outcome,
+    judged: EncodedSplit,
+    answers: list[Answer],
+    finishing: Finishing | None = None,
+) -> None:
     """Write the result; the checkpoint goes last, when nothing depends on it any more."""
     scores = job.codec.measure(judged, answers)
     if job.name is not None:
@@ -319,7 +352,7 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers:
             names = inlays_of(job.host)[job.name].method.needs
             for name, member in zip(names, job.settings.members, strict=True):
                 run.keep_member(inlay_in(member), name)
-        data = noted(job.prepared.task, job.codec.max_length)
+        data = noted(job.codec)
         save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores, data=data)
         run.note(inlay_sha256=read_manifest(run.inlay).sha256)
     if job.settings.mode == "full":
@@ -337,6 +370,8 @@ def _finish(job: Job, run: Run, outcome: Outcome, judged: EncodedSplit, answers:
         peak_megabytes=peak_megabytes(),
     )
     write_report(run, job.host, job.prepared.task, judged, answers)
+    if finishing is not None:
+        finishing(job, judged, answers)
     run.note(status="finished")
     run.checkpoint.unlink(missing_ok=True)
 
@@ -355,9 +390,12 @@ def _save_host(job: Job, run: Run) -> None:
             raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(run.host)) from None
 
 
-def noted(task: Task, max_length: int) -> dict[str, Any]:
+def noted(codec: Codec) -> dict[str, Any]:
     """What an inlay's manifest says of its task, so that it can be used without its run."""
-    return {"task": task.model_dump(mode="json", exclude={"hub"}), "max_length": max_length}
+    found = {"task": codec.task.model_dump(mode="json", exclude={"hub"}), "max_length": codec.max_length}
+    if codec.form == "text":
+        found["generation"] = codec.generation.model_dump(mode="json", exclude_defaults=True)
+    return found
 
 
 def peak_megabytes() -> float | None:
@@ -373,7 +411,8 @@ def peak_megabytes() -> float | None:
 def _rows_digest(rows: Sequence[Example]) -> str:
     found = hashlib.sha256()
     for row in rows:
-        found.update(repr((row.texts, row.target, row.group)).encode("utf-8", "surrogatepass"))
+        answers = (row.answers, row.before, row.after) if isinstance(row.target, str) else ()
+        found.update(repr((row.texts, row.target, row.group, *answers)).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
 
 

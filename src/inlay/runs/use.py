@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from inlay.checkpoints.load import load
 from inlay.checkpoints.manifest import Manifest, read_manifest
 from inlay.data import Data, Task, builtin_tasks, prepare
 from inlay.data.errors import DataError
-from inlay.data.examples import Example, examples
+from inlay.data.examples import Example, examples, grouped
 from inlay.data.rows import Table, read_table
 from inlay.data.sources import read_splits
 from inlay.errors import CheckpointError, ConfigError
@@ -24,8 +24,9 @@ from inlay.runs.settings import Settings
 from inlay.runs.train import FILES, Allowed
 from inlay.training.codec import Answer, Codec, EncodedSplit, asking
 from inlay.training.evaluate import Route, ask
+from inlay.training.generation import write
 from inlay.training.progress import Silent, Watcher, counter
-from inlay.training.recipe import Recipe
+from inlay.training.recipe import Generation, Recipe
 from inlay.training.workbench import Workbench
 
 
@@ -44,12 +45,21 @@ class Opened:
         task = Task(**self.codec.task.model_dump() | given) if given else self.codec.task
         return replace(self, codec=replace(self.codec, task=task))
 
+    def writing(self, **given: Any) -> Opened:
+        """The same, with other settings of how texts are written; what is None stays as the run has it."""
+        said = {name: value for name, value in given.items() if value is not None}
+        if said and self.codec.form != "text":
+            raise ConfigError(f"{', '.join(said)}: nothing would use it, because this host does not answer in text.")
+        generation = Generation(**self.codec.generation.model_dump() | said)
+        return replace(self, codec=replace(self.codec, generation=generation))
+
     def rows(
         self, split: str | None, file: Path | None = None, data_dir: Path | None = None
     ) -> tuple[str, list[Example]]:
         """Labelled rows: of a file, or of a split of its own task; and what to call them."""
         if file is not None:
-            return str(file), examples(self.codec.task, read_table(file))
+            found = examples(self.codec.task, read_table(file))
+            return str(file), grouped(found) if self.codec.task.kind == "text" else found
         prepared = prepare(self._data(data_dir))
         if prepared.task.labels != self.codec.task.labels:
             raise CheckpointError(
@@ -90,6 +100,19 @@ class Opened:
         taken = {column for row in table.rows for column in row}
         for row, answer in zip(table.rows, self.answers(self.codec.encode(rows, labelled=False), watch), strict=True):
             yield {**row, **{free(name, taken): value for name, value in self._said(answer).items()}}
+
+    def writes_one(self, table: Table) -> bool:
+        """Whether its answer to these rows is one text, which can be shown as it is written."""
+        return self.codec.form == "text" and self.codec.task.kind == "text" and len(table) == 1
+
+    def write(self, table: Table, on_text: Callable[[str], None] | None = None) -> list[str]:
+        """The texts for rows; that of a single one is handed out piece by piece, where there are no beams."""
+        rows = self.codec.encode(examples(self.codec.task, table, labelled=False), labelled=False)
+        stream = on_text if self.codec.generation.beams == 1 else None
+        texts = write(self.host, self.codec, rows, on_text=stream)
+        if on_text is not None and stream is None:
+            on_text(texts[0])
+        return texts
 
     def answers(
         self, split: EncodedSplit, watch: Watcher | None = None, route: Route | None = None
@@ -150,7 +173,7 @@ def open_for_use(path: Path, host_name: str | None = None, allowed: Allowed = Al
         raise ConfigError(f"{path} does not name its host; give `host`.")
     task, max_length = _task_of(manifest)
     bench = Workbench.open(host_name, task, trust_remote_code=allowed.trust_remote_code)
-    return _ready(bench, _loaded(bench.host, path, allowed), None, max_length)
+    return _ready(bench, _loaded(bench.host, path, allowed), None, max_length, _generation_of(manifest))
 
 
 def _open_run(run: Run, host_name: str | None, allowed: Allowed) -> Opened:
@@ -203,6 +226,14 @@ def _ready(
     asked = {field: config[field] for field in Recipe.model_fields if config is not None and field in config}
     codec = asking(bench.codec(max_length), Recipe(**asked))
     return Opened(bench.host.eval(), codec, name, run)
+
+
+def _generation_of(manifest: Manifest) -> Mapping[str, Any]:
+    """How an inlay alone writes texts, where its run noted it."""
+    found = (manifest.data or {}).get("generation", {})
+    if not isinstance(found, dict):
+        raise CheckpointError(f"the manifest of {manifest.name!r} has no settings in `generation`, but {found!r:.80}.")
+    return {name: value for name, value in found.items() if name in Generation.model_fields}
 
 
 def _task_of(manifest: Manifest) -> tuple[Task, int]:

@@ -2,7 +2,7 @@
 
 form       answers with              host class
 labels     the logits of a head      AutoModelForSequenceClassification, for every kind of task: the head is the inlay's
-text       generated text            AutoModelForSeq2SeqLM
+text       generated text            AutoModelForSeq2SeqLM; for decoders (GPT-2, Llama …) AutoModelForCausalLM
 
 kind of task      logits of the head    their loss, summed
 classification    (B, labels)           cross-entropy
@@ -11,24 +11,29 @@ choice            (B, choices)          cross-entropy; each choice is a text wit
 multilabel        (B, labels)           binary cross-entropy, the mean over labels
 tags              (B, T, labels)        cross-entropy over the first tokens of words
 spans             (windows, T, 2)       cross-entropy over tokens, the mean of first and last
+
+Answers in text have logits for every token of the answer, and cross-entropy over these.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from inlay.data.examples import Example
 from inlay.data.metrics import score
 from inlay.data.task import Task
+from inlay.data.templates import with_tokens
 from inlay.errors import InlayError
-from inlay.training.recipe import Recipe
+from inlay.training.joined import joined_features
+from inlay.training.recipe import Generation, Recipe
 from inlay.training.tokens import IGNORED, Features, Target, features, first_token, window_features, word_features
 
 AnswerForm = Literal["labels", "text"]
@@ -43,8 +48,15 @@ LONGEST_SPAN, N_BEST = 30, 20
 def answer_form(task: Task, config: PretrainedConfig) -> AnswerForm:
     """How a host of this configuration answers a task."""
     if task.kind == "text" or config.model_type in GENERATORS:
-        if not config.is_encoder_decoder:
-            raise InlayError(f"{task.name} asks for text, which needs a host such as T5, not {config.model_type}.")
+        if not config.is_encoder_decoder and not is_decoder(config):
+            raise InlayError(
+                f"{task.name} asks for text, which needs a host such as T5, GPT-2 or Llama, not {config.model_type}."
+            )
+        if is_decoder(config) and task.template is not None and not task.template.rstrip().endswith("{target}"):
+            raise InlayError(
+                f"the template {task.template!r} goes on after {{target}}, where {config.model_type} stops: a decoder "
+                f"answers at the end. Put {{target}} there."
+            )
         if task.kind in ("multilabel", "tags", "spans"):
             raise InlayError(
                 f"{config.model_type} answers in text, which has no form for {task.kind} here. "
@@ -52,6 +64,12 @@ def answer_form(task: Task, config: PretrainedConfig) -> AnswerForm:
             )
         return "text"
     return "labels"
+
+
+def is_decoder(config: PretrainedConfig) -> bool:
+    """Whether hosts of this configuration only foretell the next token, as GPT-2 and Llama do."""
+    kind = config.model_type
+    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 @dataclass(frozen=True)
@@ -85,14 +103,22 @@ class Codec:
     stride: int = STRIDE
     answering: Literal["generation", "ranking"] = "generation"
     """Form text: whether the host writes its answer, or the labels are ranked by their likelihood."""
-    writing: Mapping[str, Any] = field(default_factory=dict)
-    """Form text: further settings of `generate`."""
+    generation: Generation = field(default_factory=Generation)
+    """Form text: how the host writes."""
+    decoder: bool = False
+    """Form text: whether the host reads a prompt and its own answer as one sequence."""
+    packing: bool = False
+    """Decoders: whether short rows share a sequence in training."""
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
 
     def encode(self, examples: Sequence[Example], *, labelled: bool = True) -> EncodedSplit:
         """Examples with their tokens, and with their targets where they have some."""
         targets: list[Target] | None
+        if self.decoder:
+            prompts = [self._prompt(example) for example in examples]
+            wanted = [self._answer(example) for example in examples] if labelled else None
+            return EncodedSplit(examples, self._joined(prompts, wanted))
         if self.form == "text":
             asked = [Example(((self._question(example), None),), None) for example in examples]
             targets = [self._answer(example) for example in examples] if labelled else None
@@ -112,10 +138,25 @@ class Codec:
             targets = [cast(Target, example.target) for example in examples]
         return features(examples, self.tokenizer, self.max_length, targets)
 
+    def _joined(self, prompts: Sequence[str], answers: Sequence[str] | None) -> Features:
+        """Prompts with their answers; the spaces before an answer belong to its first word, as its tokenizer has it."""
+        ends = [prompt.rstrip(" ") for prompt in prompts]
+        if answers is not None:
+            answers = [p[len(e) :] + answer for p, e, answer in zip(prompts, ends, answers, strict=True)]
+        return joined_features(ends, answers, self.tokenizer, self.max_length, packed=self.packing)
+
+    def _prompt(self, example: Example) -> str:
+        """What a decoder goes on from."""
+        if example.before is None:
+            return self._question(example) + "\n"
+        return with_tokens(example.before, lambda name: getattr(self.tokenizer, f"{name}_token"))
+
     def _question(self, example: Example) -> str:
         """The example as one text, in the manner T5 was trained with."""
         if self.task.prompt is not None and example.prompt is not None:
             return example.prompt
+        if example.before is not None:
+            return with_tokens(example.before, lambda name: "").strip()
         text, pair = example.texts[0]
         if self.task.kind == "text" and pair is None:
             return text
@@ -223,6 +264,11 @@ class Codec:
         names = {"regression": "regression", "multilabel": "multi_label_classification"}
         return names.get(self.task.kind, "single_label_classification")
 
+    def aligned(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Decoders: the logits (B, W, words) that foretell the labels (B, W); a token's are for the next one."""
+        done = not self.decoder or logits.shape[1] == labels.shape[1]
+        return logits if done else logits[:, -labels.shape[1] - 1 : -1]
+
     def compared(self, logits: Tensor) -> Tensor:
         """Logits with what is chosen from in the last dimension: for spans the tokens, (windows, 2, T)."""
         return logits.transpose(1, 2) if self.task.kind == "spans" else logits
@@ -237,6 +283,7 @@ class Codec:
         if self.task.kind == "spans":
             first_and_last = self.compared(logits).flatten(0, 1).float()  # (windows · 2, T)
             return torch.nn.functional.cross_entropy(first_and_last, labels.flatten(), reduction="sum") / 2
+        logits = self.aligned(logits, labels)
         weights = None if self.class_weights is None else torch.tensor(self.class_weights, device=logits.device)
         return torch.nn.functional.cross_entropy(
             logits.flatten(0, -2).float(), labels.flatten(), weight=weights, reduction="sum",
@@ -266,12 +313,9 @@ class Codec:
 
 def asking(codec: Codec, recipe: Recipe) -> Codec:
     """A codec that reads contexts, and asks hosts which answer in text, as a recipe says."""
-    writing: dict[str, Any] = {"num_beams": recipe.beams}
-    if recipe.beams > 1:
-        writing["length_penalty"] = recipe.length_penalty
-    if recipe.no_repeat_ngram:
-        writing["no_repeat_ngram_size"] = recipe.no_repeat_ngram
-    return replace(codec, answering=recipe.answering, writing=writing, stride=recipe.stride)
+    return replace(
+        codec, answering=recipe.answering, generation=recipe.generation(), stride=recipe.stride, packing=recipe.packing
+    )
 
 
 def _indices(count: int) -> tuple[str, ...]:

@@ -20,15 +20,13 @@ from inlay.host.verbs import active
 from inlay.methods.mixture import Routing
 from inlay.training.batching import reading_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
+from inlay.training.generation import asked, rows_at_once, written
 from inlay.training.ranking import ranked
-from inlay.training.tokens import Tokens
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 BATCH = 64
-NEW_TOKENS = 8
-"""Room beyond the longest expected answer."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,10 @@ def ask(
     found: list[tuple[int, Answer]] = []
     try:
         with route.taken(host):
-            for rows in reading_batches(split.features.lengths, BATCH)[rank::world]:
-                batch = {name: tensor.to(host.device) for name, tensor in split.features.collate(rows).items()}
+            features = asked(split)
+            size = rows_at_once(codec.generation) if codec.form == "text" else BATCH
+            for rows in reading_batches(features.lengths, size)[rank::world]:
+                batch = {name: tensor.to(host.device) for name, tensor in features.collate(rows).items()}
                 batch.pop("labels", None)
                 found += zip(rows, _answered(host, codec, split, rows, batch, route), strict=True)
                 if watch is not None:
@@ -152,16 +152,8 @@ def _answered(
     candidates = [codec.candidates(split.examples[row]) for row in rows]
     if codec.answering == "ranking" and all(candidates):
         return ranked(host, codec, batch, [each for each in candidates if each])
-    texts = _generated(host, codec, split, batch)
+    texts = written(host, codec, split, batch, rows)
     return [codec.decode(text, split.examples[row]) for text, row in zip(texts, rows, strict=True)]
-
-
-def _generated(host: PreTrainedModel, codec: Codec, split: EncodedSplit, batch: dict[str, Tensor]) -> list[str]:
-    wanted = split.features.targets
-    room = int(wanted.lengths.max()) if isinstance(wanted, Tokens) else 64
-    how = {"do_sample": False, "num_beams": 1, **codec.writing}
-    made = host.generate(**batch, max_new_tokens=room + NEW_TOKENS, **how)  # type: ignore[operator]
-    return codec.tokenizer.batch_decode(made, skip_special_tokens=True)
 
 
 def attention_on(host: PreTrainedModel, fusion: str, split: EncodedSplit) -> FusionActivations:

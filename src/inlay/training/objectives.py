@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from inspect import signature
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -37,8 +38,8 @@ class Objective(Protocol):
 
 def plain_loss(model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion) -> Tensor:
     """The task's loss and the active setup's regulariser, which is 0 where there is none."""
-    batch, labels = dict(portion.batch), portion.batch["labels"]
-    if codec.form != "text":  # the decoder's inputs are made from the labels
+    batch, labels = given(host, codec, portion.batch), portion.batch["labels"]
+    if codec.form != "text" or codec.decoder:  # encoder-decoders make the decoder's inputs from the labels
         del batch["labels"]
     return codec.loss(scores(model, batch), labels) * portion.row_weight + penalty(host) * portion.step_share
 
@@ -47,19 +48,27 @@ def consistent_loss(
     model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion, *, weight: float = 1.0, detach: bool = True
 ) -> Tensor:
     """AdaMix: the task's loss of one draw, and how far another draw is from it. Absent choices count in neither."""
-    batch = dict(portion.batch)
-    there = batch.pop("there", None)
+    batch = given(host, codec, portion.batch)
+    there, labels = batch.pop("there", None), batch["labels"]
 
     def compared(logits: Tensor) -> Tensor:
-        return codec.compared(logits) if there is None else by_choice(logits, there)
+        return codec.compared(codec.aligned(logits, labels)) if there is None else by_choice(logits, there)
 
     def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
         return codec.loss(codec.compared(logits), labels) * portion.row_weight  # compared twice is as it was
 
-    whole = codec.counted(batch["labels"]) * portion.row_weight * weight
+    whole = codec.counted(labels) * portion.row_weight * weight
     return mixture_loss(
-        model, batch, task_loss, weight=whole, detach=detach, compared=compared, problem=codec.problem()
-    ).loss
+        model, batch, task_loss, weight=whole, detach=detach, compared=compared, problem=codec.problem(),
+        aligned=True,
+    ).loss  # fmt: skip
+
+
+def given(host: PreTrainedModel, codec: Codec, batch: dict[str, Tensor]) -> dict[str, Any]:
+    """What a host is given; of decoders that can leave logits out, only those that are needed are asked for."""
+    if codec.decoder and "logits_to_keep" in signature(host.forward).parameters:
+        return batch | {"logits_to_keep": batch["labels"].shape[1] + 1}
+    return dict(batch)
 
 
 def objective_for(host: PreTrainedModel, name: str | None, recipe: Recipe | None = None) -> Objective:

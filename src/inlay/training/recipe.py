@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inlay.config import Config
 from inlay.errors import ConfigError, nearest
@@ -21,7 +21,40 @@ MEAN, LOSS = "mean", "loss"
 """What `select` may name beside the task's metrics: the mean of them all, and the loss on the validation rows."""
 
 
-class Recipe(Config):
+class Generation(Config):
+    """How hosts that answer in text write: the likeliest words, several beginnings at once, or words by chance."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    beams: int = Field(default=1, ge=1, le=1024)
+    """Generation: how many beginnings are followed at once."""
+    length_penalty: float = 1.0
+    """Generation with beams: above 0 prefers longer texts, below 0 shorter ones."""
+    no_repeat_ngram: int = Field(default=0, ge=0)
+    """Generation: no run of this many words comes twice; 0 allows all."""
+    max_new_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
+    """Generation: the most tokens of an answer; by default those of the longest training answer and 8 more."""
+    sampling: float = Field(default=0.0, ge=0)
+    """Generation: draw words by chance, at this temperature; 0 takes the likeliest."""
+    top_k: int = Field(default=0, ge=0)
+    """Sampling: only from this many likeliest words; 0 from all."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sampling: only from the likeliest words that together have this probability."""
+    sampling_seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)
+    """Sampling: the seed; a row's text depends on it and on the row's number, not on the rows beside it."""
+
+    @model_validator(mode="after")
+    def _beams_or_chance(self) -> Self:
+        if self.sampling and self.beams > 1:
+            raise ValueError(f"sampling follows one beginning, but beams is {self.beams}; leave one of the two out")
+        return self
+
+    def generation(self) -> Generation:
+        """These settings alone."""
+        return Generation(**{name: getattr(self, name) for name in Generation.model_fields})
+
+
+class Recipe(Generation):
     """Settings of the loop; `filled` closes what is left open."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -72,12 +105,8 @@ class Recipe(Config):
     """Kind spans: tokens that the windows of a long context share, at most a quarter of max_length."""
     answering: Literal["generation", "ranking"] = "generation"
     """Hosts that answer in text: let them write, or rank the labels by their likelihood in one pass."""
-    beams: int = Field(default=1, ge=1)
-    """Generation: how many beginnings are followed at once."""
-    length_penalty: float = 1.0
-    """Generation with beams: above 0 prefers longer texts, below 0 shorter ones."""
-    no_repeat_ngram: int = Field(default=0, ge=0)
-    """Generation: no run of this many words comes twice; 0 allows all."""
+    packing: bool = False
+    """Decoders that answer in text: several short rows in one sequence, where that changes no result."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision, if the device has it."""
     seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)

@@ -8,6 +8,7 @@ what an example is    its sequences                                             
 text                  one                                                       (B,), (B, labels), or a text's tokens
 choices               one for each choice                                       (B,)
 words                 one; the first token of a word carries its label          (B, T)
+joined                one: a prompt and its answer (decoders)                   (B, last tokens)
 windows               one for each piece of a long context, which overlap       (windows, 2): first and last token
 """
 
@@ -32,7 +33,7 @@ from inlay.storage.tensor_file import Damaged, pack, unpack
 
 Target = int | float | str | tuple[float, ...] | None
 """What an example asks for: the index of a label or choice, a number, a text, 0 or 1 for each label; None: unknown."""
-Made = Literal["text", "choices", "words", "windows"]
+Made = Literal["text", "choices", "words", "windows", "joined"]
 PLACES = ("word", "begin", "end")
 """What a token stands for: which word it is the first of, or from where to where it is in the context; -1: nothing."""
 IGNORED = -100
@@ -171,8 +172,8 @@ def word_features(
     _check_fast(tokenizer, "labels words")
     texts = [example.texts[0][0] for example in examples]
     words = [example.words for example in examples]
-    key = _key(tokenizer, texts, [repr(row) for row in words], f"words {max_length}")
-    kept, cached = _kept(key, lambda: _cut_words(tokenizer, texts, words, max_length))
+    key = cache_key(tokenizer, texts, [repr(row) for row in words], f"words {max_length}")
+    kept, cached = cached_tensors(key, lambda: _cut_words(tokenizer, texts, words, max_length))
     inputs, places = _split(kept)
     targets = None
     if labelled:
@@ -192,8 +193,8 @@ def window_features(
     _check_fast(tokenizer, "marks spans")
     stride = min(stride, max_length // 4)  # what is left beside the longest question, and still moves on
     questions, contexts = [example.texts[0][0] for example in examples], [str(e.texts[0][1]) for e in examples]
-    key = _key(tokenizer, questions, contexts, f"windows {max_length} {stride}")
-    kept, cached = _kept(key, lambda: _cut_windows(tokenizer, questions, contexts, max_length, stride))
+    key = cache_key(tokenizer, questions, contexts, f"windows {max_length} {stride}")
+    kept, cached = cached_tensors(key, lambda: _cut_windows(tokenizer, questions, contexts, max_length, stride))
     owns = kept.pop("owns")
     inputs, places = _split(kept)
     made = _ready(tokenizer, inputs, owns, None, cached=cached, made="windows", places=places)
@@ -249,9 +250,9 @@ def _tokens(
 
     def make() -> dict[str, Tensor]:
         seconds = [pair or "" for pair in pairs] if any(pair is not None for pair in pairs) else None
-        return _flat(tokenizer(texts, seconds, truncation=True, max_length=max_length, return_attention_mask=False))
+        return flat(tokenizer(texts, seconds, truncation=True, max_length=max_length, return_attention_mask=False))
 
-    kept, cached = _kept(_key(tokenizer, texts, pairs, str(max_length)), make)
+    kept, cached = cached_tensors(cache_key(tokenizer, texts, pairs, str(max_length)), make)
     return Tokens(kept, kept.pop("starts")), cached
 
 
@@ -273,7 +274,7 @@ def _cut_words(
             word_at = -1 if at is None else bisect_right(begins, at) - 1
             found.append(word_at if word_at > before else -1)
             before = max(before, word_at)
-    return _flat(made) | {"word": torch.tensor(found, dtype=torch.int32)}
+    return flat(made) | {"word": torch.tensor(found, dtype=torch.int32)}
 
 
 def _cut_windows(
@@ -292,7 +293,7 @@ def _cut_windows(
     owner = torch.tensor(made.pop("overflow_to_sample_mapping"))
     places = {"begin": torch.tensor(begin, dtype=torch.int32), "end": torch.tensor(end, dtype=torch.int32)}
     owns = torch.cat([torch.zeros(1, dtype=torch.int64), owner.bincount(minlength=len(questions)).cumsum(0)])
-    return _flat(made) | places | {"owns": owns}
+    return flat(made) | places | {"owns": owns}
 
 
 def _shortened(tokenizer: PreTrainedTokenizerBase, questions: list[str], most: int) -> list[str]:
@@ -303,7 +304,7 @@ def _shortened(tokenizer: PreTrainedTokenizerBase, questions: list[str], most: i
     return [text[: max((b for _, b in offsets), default=0)] for text, offsets in zip(questions, cut, strict=True)]
 
 
-def _flat(made: Any) -> dict[str, Tensor]:
+def flat(made: Any) -> dict[str, Tensor]:
     """A tokenizer's lists one after the other, and where each begins."""
     starts = torch.tensor([0, *map(len, made["input_ids"])]).cumsum(0)
     columns = {name: torch.tensor([i for row in rows for i in row], dtype=torch.int32) for name, rows in made.items()}
@@ -320,7 +321,7 @@ def _split(kept: dict[str, Tensor]) -> tuple[Tokens, Tokens]:
 # the cache
 
 
-def _kept(key: str, make: Callable[[], dict[str, Tensor]]) -> tuple[dict[str, Tensor], bool]:
+def cached_tensors(key: str, make: Callable[[], dict[str, Tensor]]) -> tuple[dict[str, Tensor], bool]:
     """Tensors from the cache, or made and put there."""
     file = cache_folder() / "tokens" / f"{key}.safetensors"
     try:
@@ -333,7 +334,7 @@ def _kept(key: str, make: Callable[[], dict[str, Tensor]]) -> tuple[dict[str, Te
     return made, False
 
 
-def _key(tokenizer: PreTrainedTokenizerBase, texts: list[str], pairs: Iterable[str | None], how: str) -> str:
+def cache_key(tokenizer: PreTrainedTokenizerBase, texts: list[str], pairs: Iterable[str | None], how: str) -> str:
     digest = hashlib.sha256(f"{type(tokenizer).__name__} {how} {tokenizer.padding_side}".encode())
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest.update((backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))).encode())

@@ -25,7 +25,6 @@ from typing import Any, Literal
 import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from inlay.checkpoints.load import load
 from inlay.checkpoints.manifest import read_manifest
@@ -37,7 +36,7 @@ from inlay.host.registry import Inlay
 from inlay.host.verbs import add, inlays_of, train
 from inlay.methods.base import Method
 from inlay.methods.head import HeadOnly
-from inlay.training.codec import STRIDE, AnswerForm, Codec, answer_form
+from inlay.training.codec import STRIDE, AnswerForm, Codec, answer_form, is_decoder
 from inlay.training.recipe import Mode
 
 Pooling = Literal["first", "mean", "last", "host"]
@@ -76,7 +75,7 @@ class Workbench:
         if form == "labels":
             config.num_labels = max(1, len(task.labels))
         try:
-            host = _class_for(form).from_pretrained(
+            host = _class_for(form, config).from_pretrained(
                 name,
                 config=config,
                 dtype=torch.float32,
@@ -108,7 +107,10 @@ class Workbench:
 
         stride: tokens that the windows of a long context share (kind spans), which is read whole.
         """
-        return Codec(self.task, self.form, self.tokenizer, self.longest_input(max_length), stride)
+        decoder = self.form == "text" and not self.host.config.is_encoder_decoder
+        return Codec(
+            self.task, self.form, self.tokenizer, self.longest_input(max_length), stride, decoder=decoder
+        )  # fmt: skip
 
     def longest_input(self, wanted: int) -> int:
         """The most tokens that the host, its tokenizer and the user allow."""
@@ -127,9 +129,7 @@ class Workbench:
         """
         if self.form == "text":
             return None
-        kind = self.host.config.model_type
-        decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-        how: Any = pooling or ("last" if decoder else "mean")
+        how: Any = pooling or ("last" if is_decoder(self.host.config) else "mean")
         if self.task.kind in ("tags", "spans"):
             if pooling is not None:
                 raise ConfigError(
@@ -208,12 +208,11 @@ class Workbench:
         return name
 
 
-def _class_for(form: AnswerForm) -> Any:
+def _class_for(form: AnswerForm, config: PretrainedConfig) -> Any:
     """The transformers class that opens a host for a form of answer."""
-    return {
-        "labels": transformers.AutoModelForSequenceClassification,
-        "text": transformers.AutoModelForSeq2SeqLM,
-    }[form]
+    if form == "labels":
+        return transformers.AutoModelForSequenceClassification
+    return transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
 
 
 def _load_members(

@@ -1,0 +1,193 @@
+"""Let a host write: batches of like length, the same text for a row whatever stands beside it.
+
+    texts = write(host, codec, split)                       every row, in order
+    write(host, codec, split, on_text=print)                one row, piece by piece as it is written
+
+Decoders are given their prompts padded on the left. Sampling adds noise of a row's own to its logits and takes the
+likeliest word (the Gumbel trick), so that a row's text follows from the seed and the row's number alone:
+
+    argmax(logits / temperature + g),  g = −log(−log u),  u uniform       is a draw from softmax(logits / temperature)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TextStreamer,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from inlay.errors import ConfigError
+from inlay.training.batching import reading_batches
+from inlay.training.codec import Codec, EncodedSplit
+from inlay.training.joined import JoinedFeatures
+from inlay.training.recipe import Generation
+from inlay.training.tokens import Features, Tokens
+
+BATCH = 64
+"""Sequences that are written at once; with beams fewer rows."""
+NEW_TOKENS = 8
+"""Room beyond the longest expected answer."""
+USUAL_ROOM = 64
+"""Tokens of an answer where nothing else says how long it may be."""
+
+
+@torch.no_grad()
+def write(
+    host: PreTrainedModel,
+    codec: Codec,
+    split: EncodedSplit,
+    *,
+    on_text: Callable[[str], None] | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> list[str]:
+    """What the active setup writes for each row, in the order of the rows. The host is left in the mode it was in.
+
+    on_text: is given each piece of the text as it is written; for a single row, without beams.
+    """
+    features, texts, training = asked(split), [""] * len(split.examples), host.training
+    host.eval()
+    try:
+        for rows in reading_batches(features.lengths, rows_at_once(codec.generation)):
+            batch = {name: tensor.to(host.device) for name, tensor in features.collate(rows).items()}
+            batch.pop("labels", None)
+            for row, text in zip(rows, written(host, codec, split, batch, rows, on_text), strict=True):
+                texts[row] = text
+            if watch is not None:
+                watch(len(rows))
+    finally:
+        host.train(training)
+    return texts
+
+
+def asked(split: EncodedSplit) -> Features:
+    """The rows as they are asked: without their answers, where these stand in the same sequence."""
+    return split.features.asked() if isinstance(split.features, JoinedFeatures) else split.features
+
+
+def rows_at_once(generation: Generation) -> int:
+    return max(1, BATCH // generation.beams)
+
+
+def written(
+    host: PreTrainedModel, codec: Codec, split: EncodedSplit, batch: dict[str, Tensor], rows: Sequence[int],
+    on_text: Callable[[str], None] | None = None,
+) -> list[str]:  # fmt: skip
+    """The texts of one batch."""
+    how = codec.generation
+    more: dict[str, Any] = {}
+    if on_text is not None:
+        if len(rows) > 1 or how.beams > 1:
+            raise ConfigError("only one text at a time can be shown as it is written, and without beams.")
+        more["streamer"] = Pieces(codec.tokenizer, on_text, skip_prompt=codec.decoder)
+    steps = _no_repeats(how, batch["input_ids"].shape[1] if codec.decoder else 0)
+    if how.sampling:
+        steps += _by_chance(how, rows, host.device)
+    more["logits_processor"] = LogitsProcessorList(steps)
+    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    made = cast(Any, host).generate(
+        **given, generation_config=settings_for(host, codec, room_for(codec, split)), **more
+    )
+    if codec.decoder:
+        made = made[:, batch["input_ids"].shape[1] :]
+    return [text.strip() for text in codec.tokenizer.batch_decode(made, skip_special_tokens=True)]
+
+
+def room_for(codec: Codec, split: EncodedSplit) -> int:
+    """How many tokens an answer may have: as it was said, or those of the longest right one and a few more."""
+    if codec.generation.max_new_tokens is not None:
+        return codec.generation.max_new_tokens
+    return longest_answer(split) + NEW_TOKENS if split.features.targets is not None else USUAL_ROOM + NEW_TOKENS
+
+
+def longest_answer(split: EncodedSplit) -> int:
+    """Tokens of a split's longest right answer."""
+    wanted = split.features.targets
+    if isinstance(split.features, JoinedFeatures):
+        return split.features.longest_answer
+    return int(wanted.lengths.max()) if isinstance(wanted, Tokens) else USUAL_ROOM
+
+
+def settings_for(host: PreTrainedModel, codec: Codec, room: int) -> GenerationConfig:
+    """Our settings alone: what a host's own file says of sampling or beams does not act."""
+    how, own = codec.generation, host.generation_config
+    start = getattr(own, "decoder_start_token_id", None)
+    if start is None:
+        start = getattr(host.config, "decoder_start_token_id", None)
+    beams = {"length_penalty": how.length_penalty} if how.beams > 1 else {}
+    ends = getattr(own, "eos_token_id", None)
+    ends = {codec.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+    return GenerationConfig(
+        max_new_tokens=room,
+        num_beams=how.beams,
+        do_sample=False,
+        pad_token_id=codec.tokenizer.pad_token_id,
+        eos_token_id=sorted(cast(set[int], ends)) or None,
+        bos_token_id=codec.tokenizer.bos_token_id,
+        decoder_start_token_id=start,
+        forced_bos_token_id=getattr(own, "forced_bos_token_id", None),
+        forced_eos_token_id=getattr(own, "forced_eos_token_id", None),
+        **beams,
+    )
+
+
+class Pieces(TextStreamer):
+    """Hands each finished piece of a text to a function."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, on_text: Callable[[str], None], skip_prompt: bool) -> None:
+        super().__init__(tokenizer, skip_prompt=skip_prompt, skip_special_tokens=True)
+        self.on_text, self.begun = on_text, False
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        text = text if self.begun else text.lstrip()
+        if text:
+            self.begun = True
+            self.on_text(text)
+
+
+class OfTheAnswer(LogitsProcessor):
+    """A step that sees the tokens of the answer alone: what stands in the prompt, or pads it, is not its business."""
+
+    def __init__(self, step: LogitsProcessor, prompt: int) -> None:
+        self.step, self.prompt = step, prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.step(input_ids[:, self.prompt :], scores)
+
+
+def _no_repeats(how: Generation, prompt: int) -> list[LogitsProcessor]:
+    """An answer may copy from its prompt, but does not say the same twice."""
+    return [OfTheAnswer(NoRepeatNGramLogitsProcessor(how.no_repeat_ngram), prompt)] if how.no_repeat_ngram else []
+
+
+def _by_chance(how: Generation, rows: Sequence[int], device: torch.device) -> list[LogitsProcessor]:
+    """Temperature, the likeliest words, and each row's own noise: the likeliest word is then a draw."""
+    steps: list[LogitsProcessor] = [TemperatureLogitsWarper(how.sampling)]
+    steps += [TopKLogitsWarper(how.top_k)] if how.top_k else []
+    steps += [TopPLogitsWarper(how.top_p)] if how.top_p < 1 else []
+    return [*steps, Noise(how.sampling_seed, rows, device)]
+
+
+class Noise(LogitsProcessor):
+    """Gumbel noise, for each row from a generator of its own."""
+
+    def __init__(self, seed: int, rows: Sequence[int], device: torch.device) -> None:
+        self.device = device
+        self.own = [torch.Generator().manual_seed((seed * 1_000_003 + row) % (1 << 63)) for row in rows]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        tiny = torch.finfo(torch.float64).tiny
+        drawn = torch.stack([torch.rand(scores.shape[1], generator=one, dtype=torch.float64) for one in self.own])
+        return scores.double() - (-drawn.clamp(min=tiny).log()).clamp(min=tiny).log().to(self.device)
