@@ -108,7 +108,10 @@ def _draw_fusions(paths: tuple[Path, ...], picture: Path, layer: str | None) -> 
     """One fusion by layers, or several by targets; members go by their names, so the same inlay is one column."""
     from inlay.report.plots import plot_fusion
 
-    seen = {path.absolute().name: _attention(path) for path in paths}
+    names = [path.absolute().name for path in paths]
+    if len(set(names)) < len(names):  # folders of one name in several places
+        names = [str(path) for path in paths]
+    seen = {name: _attention(path) for name, path in zip(names, paths, strict=True)}
     drawn = seen if len(seen) > 1 or layer is not None else next(iter(seen.values()))
     return [str(file) for file in plot_fusion(drawn, picture.with_suffix(""), layer=layer)]
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -21,16 +22,21 @@ from inlay.methods.base import Method
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def add(host: nn.Module, name: str, method: Method, *, head: Head | None = None, norms: bool | None = None) -> None:
+def add(
+    host: nn.Module, name: str, method: Method, *,
+    head: Head | None = None, norms: bool | None = None, tokenizer: Any = None,
+) -> None:  # fmt: skip
     """Set a new inlay into a host. It does not act until it is activated.
 
-    head:  a head of its own, which stands in for the host's while the inlay is active.
-    norms: whether it owns a copy of every norm of the host; None leaves that to the method.
+    head:      a head of its own, which stands in for the host's while the inlay is active.
+    norms:     whether it owns a copy of every norm of the host; None leaves that to the method.
+    tokenizer: the host's, for a method that begins with a text: inlay.Prompt(text="…").
     """
     model = bare(host)
     free_name(model, name)
     if not isinstance(method, Method):
         raise SetupError(f"a method is an object such as inlay.Pfeiffer(reduction=16), got {method!r}")
+    method = method.in_tokens(tokenizer)
     with registering(model) as inlays:
         inlay = Inlay(name, method, head, method.owns_norms() if norms is None else norms).fill(model, inlays.anatomy)
         inlay.check_head(inlays.anatomy)

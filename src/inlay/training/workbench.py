@@ -186,7 +186,7 @@ class Workbench:
         if mode == "inlay":
             if method is None:
                 raise ConfigError("mode 'inlay' needs a method, for instance 'pfeiffer'.")
-            add(host, name, method, head=head, norms=norms)
+            add(host, name, method, head=head, norms=norms, tokenizer=self.tokenizer)
         elif mode == "fusion":
             if len(members) < 2:
                 raise ConfigError(f"a fusion needs at least two members, got {len(members)}.")
