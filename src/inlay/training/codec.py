@@ -300,6 +300,12 @@ class Codec:
         said = [self._in_words(e, a) if e.answers else a.prediction for e, a in zip(examples, answers, strict=True)]
         return score(self.task, targets, said, [e.group for e in examples])
 
+    def says_nothing(self, value: float, answers: Sequence[Answer]) -> bool:
+        """Whether a metric's value cannot tell one state from another: not defined, or no answer is one at all."""
+        if self.task.kind == "text":
+            return not value > 0
+        return math.isnan(value) or (self.form == "text" and all(answer.prediction == -1 for answer in answers))
+
     def _in_words(self, example: Example, answer: Answer) -> str:
         """A choice as its text; none of them is no text at all."""
         said = answer.prediction
