@@ -113,10 +113,12 @@ WAYS: dict[str, tuple[str, ...]] = {
 STACKS = {"stack": "seq_bn", "stack_double": "double_seq_bn"}
 FUSIONS = [(2, "dynamic"), (3, "dynamic"), (5, "dynamic"), (2, "static"), (5, "static")]
 MEMBER_FACTORS = (3, 3, 2, 4, 6)  # two members are alike, three and five are not
-# Cases with a head of the library: which, and its layers. Four labels, of the text or every token; questions have two.
+# Cases with a head of the library: which, and its layers. Four labels, of the text or every token; questions have two,
+# and the three texts of the inputs are the choices of one row.
 HEADS = {
     "seq_bn_head1": ("classification", 1), "seq_bn_head2": ("classification", 2),
     "seq_bn_tagging": ("tagging", 2), "seq_bn_question": ("qa", 1),
+    "seq_bn_choice": ("multiple_choice", 2),
 }  # fmt: skip
 # Saving these through T5ForConditionalGeneration, `adapters` 1.3.0 forgets the shared rule; through its own class, not.
 OWN_CLASS = [("t5", "compacter"), ("t5", "compacter++"), *((h, c) for h in ("bert", "roberta") for c in HEADS)]
@@ -395,7 +397,8 @@ def add_random_adapters(
         model.add_adapter_fusion(fuse, fusion)
     if head:
         kind, layers = head
-        getattr(model, f"add_{kind}_head")("a", num_labels=2 if kind == "qa" else 4, layers=layers)
+        size = {"qa": {"num_labels": 2}, "multiple_choice": {"num_choices": 3}}.get(kind, {"num_labels": 4})
+        getattr(model, f"add_{kind}_head")("a", **size, layers=layers)
     model.set_active_adapters(setup)
     randomise([(n, p) for n, p in model.named_parameters() if n not in own], seed)
 

@@ -70,6 +70,7 @@ def _tell_one(
     text: str | None, pair: str | None, label: str | None, eval_rows: int | None, host: str | None, any_host: bool,
     trust_remote_code: bool, answering: Any, routing: Any, passes: int | None, mean: Any, **writing: Any,
 ) -> None:  # fmt: skip
+    from inlay.errors import ConfigError
     from inlay.runs.train import Allowed
     from inlay.runs.use import open_for_use
     from inlay.training.evaluate import Route
@@ -78,6 +79,11 @@ def _tell_one(
     opened = open_for_use(path, host, Allowed(any_host, trust_remote_code)).reading(text=text, pair=pair, label=label)
     opened = opened.writing(**writing)
     if answering is not None:
+        if opened.codec.form != "text" or opened.codec.task.kind not in ("classification", "choice"):
+            raise ConfigError(
+                f"--answering is {answering!r}, but nothing would use it: it needs a host that answers in text, such "
+                f"as T5, and labels or choices to rank. Leave it out."
+            )
         opened = replace(opened, codec=replace(opened.codec, answering=answering))
     codec = opened.codec
     source, rows = opened.rows(split, file, data_dir)

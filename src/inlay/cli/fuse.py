@@ -20,8 +20,10 @@ Example:
   inlay fuse runs/mnli runs/qqp runs/rte --task rte --out runs/rte-fused
 """
 
-OF_INLAYS = {"members", "mode", "method", "options", "start", "consistency", "consistency_detach"}
-"""Settings that are no flags here: the members are arguments, the rest belongs to single inlays."""
+SAID = {"members", "mode", "method"}
+"""Settings that are no flags here: the members are arguments, which says the mode and the method."""
+OF_INLAYS = {"options", "start", "consistency", "consistency_detach"}
+"""Settings of single inlays."""
 
 
 def work(
@@ -59,6 +61,7 @@ command = click.Command(
     "fuse", callback=work, help=HELP,
     params=[
         click.Argument(["members"], nargs=-1, required=True, type=click.Path(path_type=Path)),
-        config_flag, *flags(Settings, leave_out=OF_INLAYS), any_host_flag, trust_flag, json_flag, quiet_flag,
+        config_flag, *flags(Settings, leave_out=SAID, hidden=OF_INLAYS), any_host_flag, trust_flag, json_flag,
+        quiet_flag,
     ],
 )  # fmt: skip

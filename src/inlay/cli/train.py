@@ -96,7 +96,7 @@ def run_job(
     )
 
 
-OF_FUSIONS = {"members", *FusionOptions.model_fields}
+OF_FUSIONS = set(FusionOptions.model_fields)
 resume_flag = click.Option(
     ["--resume"],
     type=click.Path(path_type=Path),
@@ -105,7 +105,7 @@ resume_flag = click.Option(
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",
     params=[
-        config_flag, resume_flag, *flags(Settings, leave_out=OF_FUSIONS), any_host_flag, trust_flag, json_flag,
-        quiet_flag,
+        config_flag, resume_flag, *flags(Settings, leave_out={"members"}, hidden=OF_FUSIONS), any_host_flag, trust_flag,
+        json_flag, quiet_flag,
     ],
 )  # fmt: skip

@@ -57,6 +57,8 @@ class Record(BaseModel):
     files: dict[str, str] | None = None
     """After full fine-tuning: the digests of the host's files."""
     peak_megabytes: float | None = None
+    attention: dict[str, dict[str, float]] | None = None
+    """A fusion: the mean weight of each member at each place, on the rows that it was judged by."""
     sha256: str | None = None
 
 

@@ -89,6 +89,8 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     trust = allowed.trust_remote_code
     bench = Workbench.open(settings.host, found.prepared.task, found.config, trust_remote_code=trust)
     head = None if bench.form == "text" else bench.head(settings.head_layers, settings.head_dropout, settings.pooling)
+    if head is not None and found.prepared.task.kind == "choice":
+        head = head.model_copy(update={"choices": _choices_of_all(found.prepared.train)})
     name = bench.set_up(
         settings.name or _usual_name(settings.out),
         settings.mode,
@@ -144,6 +146,12 @@ def _class_weights(settings: Settings, prepared: Prepared) -> tuple[float, ...] 
             f"{', '.join(labels)}. Give one for each, in this order."
         )
     return settings.class_weights
+
+
+def _choices_of_all(examples: Sequence[Example]) -> int | None:
+    """How many choices every row has, if all have as many."""
+    counts = {len(example.texts) for example in examples}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _usual_name(out: Path) -> str:

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from inlay.errors import ConfigError, InlayError
 from inlay.training.batching import padding_share, portion, training_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
-from inlay.training.evaluate import ask
+from inlay.training.evaluate import ask, loss_on
 from inlay.training.interrupt import Interrupted, Interrupts
 from inlay.training.objectives import Objective, Portion, plain_loss
 from inlay.training.progress import Silent, Watcher, counter
@@ -217,7 +217,9 @@ class TrainingLoop:
         return rate_at(self.position.step - 1, self.total_steps, self.recipe)
 
     def _best_so_far(self) -> str:
-        best = self.position.best
+        best, loss = self.position.best, self.position.best_loss
+        if loss is not None:
+            return f"validation loss {loss:.3f}"
         name = self.recipe.select or self.codec.task.main
         return f"{name} {best:.3f}" if best is not None and math.isfinite(best) else ""
 
@@ -233,6 +235,9 @@ class TrainingLoop:
         self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
         at, answers = self.position, self._answers()
         scores = self.codec.measure(self.validation, answers)
+        _, value = self.recipe.selected(scores)
+        silent = self.codec.says_nothing(value, answers)
+        judged = loss_on(self.host, self.codec, self.validation, self.accelerator) if silent else None
         loss = torch.tensor(at.loss_sum / at.loss_steps if at.loss_steps else math.nan, device=self.accelerator.device)
         at.loss_sum, at.loss_steps = 0.0, 0
         self._log(
@@ -241,18 +246,25 @@ class TrainingLoop:
                 "epoch": at.step / self.steps_per_epoch,
                 "loss": float(self.accelerator.reduce(loss, "mean")),
                 "lr": self._lr(),
-                **{f"validation_{name}": value for name, value in scores.items()},
+                **{f"validation_{name}": score for name, score in scores.items()},
+                **({"validation_loss": judged} if judged is not None else {}),
             }
         )
-        _, value = self.recipe.selected(scores)
-        if at.best is None or value > at.best:
-            at.best, at.waited = (value if math.isfinite(value) else -math.inf), 0
+        if self._is_better(value, judged):
+            at.best, at.best_loss, at.waited = (-math.inf if silent else value), judged, 0
             at.best_step, at.best_scores = at.step, scores
             self.learned.keep()
             self.best_answers = answers
         else:
             at.waited += 1
         at.stopped = bool(self.recipe.patience) and at.waited >= self.recipe.patience
+
+    def _is_better(self, value: float, loss: float | None) -> bool:
+        """Whether a state beats the best one: by its metric, or, while that says nothing, by its loss."""
+        at = self.position
+        if at.best is None or loss is None:
+            return at.best is None or value > at.best
+        return at.best == -math.inf and (at.best_loss is None or loss < at.best_loss)
 
     def _answers(self) -> list[Answer]:
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []

@@ -73,6 +73,7 @@ CASES: dict[str, Case] = {
     "head_first2": Case(lambda: inlay.LoRA(rank=2), "adapterhub", ("bert",), head=_first(2)),
     "head_tags": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("bert", "roberta", "distilbert"), head=Head(labels=("O", "B-X", "I-X"), pooling="tokens", layers=2)),
     "head_spans": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("bert", "roberta"), head=Head(labels=("start", "end"), pooling="tokens")),
+    "head_choice": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("bert", "roberta"), head=Head(labels=("choice",), pooling="first", layers=2, choices=3)),
     "head_last": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("gpt2",), head=Head(labels=3, pooling="last", layers=2)),
     "fusion": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", HUB, members=3),
     "fusion_of_one": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("bert",), members=1),
