@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from inlay.compose.activations import FusionActivations
     from inlay.runs.folder import Run
 
-HELP = """Show what a run or an inlay is: its settings, counts, scores and curve; heat maps of fusions as a picture.
+HELP = """Show what a run or an inlay is: its settings, counts, scores and curve; what a fusion listens to.
 
-Several fusions are drawn in one picture, targets × members.
+A fusion's mean weights stand in a table, places × members; --picture draws them as a heat map. Several fusions are
+drawn in one picture, targets × members.
 
 \b
 Examples:
@@ -38,12 +39,25 @@ def work(paths: tuple[Path, ...], picture: Path | None, layer: str | None, as_js
         pictures = _draw_fusions(paths, picture, layer)
         for facts in found:
             facts["pictures"] = pictures
-    text = "\n\n".join(columns([(name.replace("_", " "), told) for name, told in _told(facts)]) for facts in found)
-    tell(text, found[0] if len(found) == 1 else found, as_json)
+    by_path = {str(path): facts for path, facts in zip(paths, found, strict=True)}
+    tell("\n\n".join(map(_told, found)), found[0] if len(found) == 1 else by_path, as_json)
 
 
-def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(name, _sparkline(value) if name == "curve" else shown(value)) for name, value in facts.items()]
+def _told(facts: dict[str, Any]) -> str:
+    lines = [
+        (name.replace("_", " "), _sparkline(value) if name == "curve" else shown(value))
+        for name, value in facts.items() if name != "attention"
+    ]  # fmt: skip
+    listens = facts.get("attention")
+    return columns(lines) + (f"\n\n{_weights(listens)}" if listens else "")
+
+
+def _weights(attention: dict[str, dict[str, float]]) -> str:
+    """A fusion's mean weights, places × members, and their mean over the places."""
+    members = list(dict.fromkeys(member for weights in attention.values() for member in weights))
+    rows = [(place, *(weights.get(member, 0.0) for member in members)) for place, weights in attention.items()]
+    means = (sum(column) / len(rows) for column in list(zip(*rows, strict=True))[1:])
+    return columns([*rows, ("mean", *means)], ("it listens to", *members))
 
 
 def _joint(run: Run) -> dict[str, Any]:
@@ -79,6 +93,7 @@ def _run(run: Run) -> dict[str, Any]:
     facts |= {key: record.get(key) for key in ("best_step", "steps", "seconds", "padding", "seed", "versions")}
     facts["curve"] = values
     facts["members"] = _members(run)
+    facts["attention"] = record.get("attention")
     return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
 

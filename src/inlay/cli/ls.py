@@ -38,7 +38,7 @@ def work(what: str | None, folder: Path, as_json: bool) -> None:
     chosen = [what] if what else list(listings)
     found = {name: listings[name]() for name in chosen}
     text = "\n\n".join(f"{name}\n{_table(name, rows)}" for name, rows in found.items())
-    tell(text, found[what] if what else found, as_json)
+    tell(text, found, as_json)
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> str:

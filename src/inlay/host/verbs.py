@@ -71,9 +71,9 @@ def activate(host: nn.Module, setup: Setup) -> None:
 
 
 def activator(host: nn.Module, setup: Setup) -> Callable[[], None]:
-    """A function that activates a setup, resolved once. It holds until an inlay comes, goes or changes its modules."""
+    """A function that lets a setup act, resolved once: until an inlay comes, goes or changes its modules."""
     model, inlays = bare(host), inlays_of(host)
-    return partial(inlays.switch, model, *inlays.resolved(model, setup))
+    return partial(inlays.switch, model, inlays.resolve(model, setup))
 
 
 @contextmanager

@@ -36,13 +36,16 @@ def curve(history: Sequence[Mapping[str, float | None]], main: str) -> Markup:
     figure, axes = _figure(6, 3)
     steps = [number(entry["step"]) for entry in history]
     axes.plot(steps, [number(entry["loss"]) for entry in history], color="#999", marker=".", label="training loss")
+    if any("validation_loss" in entry for entry in history):  # where it chose the best state
+        judged = [number(entry.get("validation_loss")) for entry in history]
+        axes.plot(steps, judged, color="#999", linestyle="--", marker=".", label="validation loss")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     other = axes.twinx()
     values = [number(entry[f"validation_{main}"]) for entry in history]
     other.plot(steps, values, color="#1f6f8b", marker="o", label=f"validation {main}")
     other.set_ylabel(main)
-    figure.legend(loc="upper center", ncols=2, frameon=False)
+    figure.legend(loc="upper center", ncols=3, frameon=False)
     return _svg(figure)
 
 

@@ -43,8 +43,9 @@ class Matrix:
     def pairs(self) -> list[tuple[str, tuple[dict[str, float], ...]]]:
         return list(zip(self.states, self.scores, strict=True))
 
-    def facts(self) -> list[dict[str, Any]]:
-        return [{"state": state, "scores": dict(zip(self.tasks, row, strict=True))} for state, row in self.pairs()]
+    def facts(self) -> dict[str, Any]:
+        states = [{"state": state, "scores": dict(zip(self.tasks, row, strict=True))} for state, row in self.pairs()]
+        return {"tasks": list(self.tasks), "states": states}
 
 
 def matrix(paths: Sequence[Path], split: str | None = None) -> Matrix:

@@ -16,9 +16,14 @@ from inlay.training.evaluate import attention_on
 
 
 def write_report(run: Run, host: PreTrainedModel, task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> None:
-    """Write the page of a run whose record is complete; the host answers as it did when it was judged."""
+    """Write the page of a run whose record is complete; the host answers as it did when it was judged.
+
+    What a fusion listens to is noted in the record as well.
+    """
     record, config = run.record(), (run.folder / CONFIG).read_text(encoding="utf-8")
     attention = attention_on(host, record["name"], judged) if record["mode"] == "fusion" else None
+    if attention is not None:
+        run.note(attention={place: attention.by_member(place) for place in attention.mean})
     write_whole(run.report, run_page(record, run.history(), config, task, judged, answers, attention))
 
 

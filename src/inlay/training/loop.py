@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from inlay.errors import ConfigError, InlayError
 from inlay.training.batching import Batch, Batches, OneTask, by_task, portion
 from inlay.training.codec import Answer, Codec, EncodedSplit
-from inlay.training.evaluate import ask
+from inlay.training.evaluate import ask, loss_on
 from inlay.training.interrupt import Interrupted, Interrupts
 from inlay.training.lesson import Lesson
 from inlay.training.objectives import Objective, Portion, plain_loss
@@ -262,7 +262,9 @@ class Loop:
         return rate_at(self.position.step - 1, self.total_steps, self.settings)
 
     def _best_so_far(self) -> str:
-        best = self.position.best
+        best, loss = self.position.best, self.position.best_loss
+        if loss is not None:
+            return f"validation loss {loss:.3f}"
         first = self.lessons[0]
         name = "best" if len(self.lessons) > 1 else self.settings.select or first.codec.task.main
         return f"{name} {best:.3f}" if best is not None and math.isfinite(best) else ""
@@ -284,16 +286,36 @@ class Loop:
         scores = {lesson.name: lesson.codec.measure(lesson.validation, answers[lesson.name]) for lesson in self.lessons}
         values = {lesson.name: lesson.recipe.selected(scores[lesson.name])[1] for lesson in self.lessons}
         value = self.chosen(values)
-        self._log(self._entry(scores, values))
-        better = at.best is None or value > at.best
+        silent = all(
+            lesson.codec.says_nothing(values[lesson.name], answers[lesson.name]) for lesson in self.lessons
+        )  # fmt: skip
+        judged = self._validation_loss() if silent else None
+        self._log(self._entry(scores, values) | ({"validation_loss": judged} if judged is not None else {}))
+        better = self._is_better(value, judged)
         if better:
-            at.best, at.waited, at.best_step = (value if math.isfinite(value) else -math.inf), 0, at.step
+            at.best, at.best_loss = (value if math.isfinite(value) and not silent else -math.inf), judged
+            at.waited, at.best_step = 0, at.step
         else:
             at.waited += 1
         for lesson in self.keep_best(values, better):
             at.best_scores |= {lesson.prefix + name: score for name, score in scores[lesson.name].items()}
             self.best_answers[lesson.name] = answers[lesson.name]
         at.stopped = bool(self.settings.patience) and at.waited >= self.settings.patience
+
+    def _validation_loss(self) -> float:
+        """The mean of the tasks' losses on their validation rows."""
+        found = []
+        for lesson in self.lessons:
+            lesson.enter()
+            found.append(loss_on(self.host, lesson.codec, lesson.validation, self.accelerator))
+        return sum(found) / len(found)
+
+    def _is_better(self, value: float, loss: float | None) -> bool:
+        """Whether a state beats the best one: by its metric, or, while that says nothing, by its loss."""
+        at = self.position
+        if at.best is None or loss is None:
+            return at.best is None or value > at.best
+        return at.best == -math.inf and (at.best_loss is None or loss < at.best_loss)
 
     def _answers(self) -> dict[str, list[Answer]]:
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []

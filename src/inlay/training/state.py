@@ -29,6 +29,8 @@ class Position:
     batch: int = 0
     """The next batch of this epoch."""
     best: float | None = None
+    best_loss: float | None = None
+    """Of the best state's validation rows, while no metric has said anything."""
     best_step: int = 0
     best_scores: dict[str, float] = field(default_factory=dict)
     waited: int = 0
