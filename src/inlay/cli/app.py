@@ -22,6 +22,7 @@ VERBS = {
     "fuse": "Learn to combine trained inlays for a target task.",
     "eval": "Measure a run or an inlay on a split or a file.",
     "predict": "Label texts given as arguments, in a file or on stdin.",
+    "serve": "Serve runs, inlays and fusions of one host over HTTP.",
     "inspect": "Show what a run or an inlay is.",
     "prune": "Remove the members that a fusion does not listen to.",
     "collapse": "Turn a fusion into one plain inlay with its mean weights.",
