@@ -63,8 +63,9 @@ class Data(Config):
     """Answering with words: so many training rows of each label stand, answered, before every text."""
     answers: Answers | None = None
     """How such hosts say a label or choice: words (the default), index, or text, a choice's own."""
-    splits: Literal["official", "compacter"] = "official"
-    """official: as published. compacter: also make a test set, from the validation rows or 1,000 training rows."""
+    splits: Literal["official", "compacter", "held_out"] = "official"
+    """official: as published. compacter, held_out: also make a test set, by the paper's rules or so that no row that
+    judges has chosen anything."""
     rows: int | None = Field(default=None, ge=1)
     """Train on only this many rows, drawn at random."""
     per_class: int | None = Field(default=None, ge=1)

@@ -6,6 +6,9 @@ official    the splits as published; without validation rows, a tenth of the tra
 compacter   small sets: half of the validation rows become test rows; large ones: the validation rows become test rows
             and 1,000 training rows validation rows; MNLI validates on its mismatched rows and tests on the matched
             ones (Karimi Mahabadi et al. 2021)
+held_out    rows that judge are never those that choose: where there are no test rows the validation rows become test
+            rows (without them a fifth of the training rows, at most 1,000), and a tenth of the training rows, at least
+            50 and at most 1,000, validation rows
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from inlay.data.task import Task
 from inlay.data.text_metrics import measurable
 
 SEED = 42
-HELD_OUT = 1000
+HELD_OUT, LEAST_HELD_OUT = 1000, 50
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def prepare(data: Data) -> Prepared:
     notes: list[str] = []
     if "train" not in tables and data.data_dir is not None and "validation" in tables:
         tables["train"], tables["validation"] = _drawn_apart(
-            tables["validation"], min(HELD_OUT, len(tables["validation"]) // 5)
+            tables["validation"], min(HELD_OUT, max(1, len(tables["validation"]) // 5))
         )
         notes.append(
             f"no training rows: {len(tables['train'])} of the validation rows are trained on instead; "
@@ -162,6 +165,8 @@ def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str])
             notes.append(
                 f"compacter splits: {HELD_OUT} training rows are validation rows, the validation rows are test rows"
             )
+    elif data.splits == "held_out":
+        _hold_out(tables, notes)
     elif "validation" not in tables:
         if len(tables["train"]) < 2:
             raise DataError(f"{tables['train'].source} has one row: nothing is left to train on. Give more rows.")
@@ -169,6 +174,24 @@ def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str])
         tables["train"], tables["validation"] = _drawn_apart(tables["train"], count)
         notes.append(f"no validation rows: {count} training rows are held out for validation")
     return tables
+
+
+def _hold_out(tables: dict[str, Table], notes: list[str]) -> None:
+    """Test rows and validation rows that are not the same, whatever is there."""
+    if "test" not in tables and "validation" in tables:
+        tables["test"] = tables.pop("validation")
+        notes.append("held-out splits: the validation rows are test rows")
+    elif "test" not in tables:
+        count = min(HELD_OUT, len(tables["train"]) // 5)
+        tables["train"], tables["test"] = _drawn_apart(tables["train"], count)
+        notes.append(f"held-out splits: {count} training rows are test rows")
+    if "validation" not in tables:
+        rows = len(tables["train"])
+        if rows < 2 or not tables["test"]:
+            raise DataError(f"{tables['train'].source} has too few rows to hold some out. Give more rows.")
+        count = min(HELD_OUT, max(LEAST_HELD_OUT, rows // 10), rows // 2)
+        tables["train"], tables["validation"] = _drawn_apart(tables["train"], count)
+        notes.append(f"held-out splits: {count} training rows are held out for validation")
 
 
 def _drawn_apart(table: Table, count: int, seed: int = SEED) -> tuple[Table, Table]:

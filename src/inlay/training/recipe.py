@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -18,8 +19,8 @@ FUSION_VALUES = "*.parts.*.value.weight"
 """V of a fusion by its name: decay would pull it to 0 while the penalty pulls it to the identity."""
 LOWER_IS_BETTER = ("ter",)
 """Metrics of mistakes."""
-MEAN = "mean"
-"""The name by which `select` means the mean of all the task's metrics."""
+MEAN, LOSS = "mean", "loss"
+"""What `select` may name beside the task's metrics: the mean of them all, and the loss on the validation rows."""
 
 
 class Generation(Config):
@@ -95,7 +96,7 @@ class Recipe(Generation):
     patience: int = Field(default=3, ge=0)
     """Stop after this many evaluations without a better metric; 0 never stops early."""
     select: str | None = None
-    """What chooses the best state: one metric of the task, or mean for the mean of all; by default the first."""
+    """What chooses the best state: a metric of the task (by default its first), mean for all of them, or loss."""
     eval_every: int | None = Field(default=None, ge=1)
     """Steps between evaluations; by default one evaluation per epoch."""
     save_every: int = Field(default=200, ge=1)
@@ -110,6 +111,8 @@ class Recipe(Generation):
     """Decoders that answer in text: several short rows in one sequence, where that changes no result."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision, if the device has it."""
+    gradient_checkpointing: bool = False
+    """Compute each layer anew in the backward pass instead of keeping what it gave: less memory, more time."""
     seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)
     """The seed of everything that is left to chance."""
 
@@ -150,11 +153,13 @@ class Recipe(Generation):
         Of a metric of mistakes it is the negative value: more is always better.
         """
         name = self.select or next(iter(scores))
+        if name == LOSS:
+            return name, math.nan  # no metric is asked, so that the loss decides
         if name == MEAN:
             return name, sum(scores.values()) / len(scores)
         if name not in scores:
             raise ConfigError(
-                f"`select` is {name!r}, but this task has the metrics {', '.join(scores)}; or use {MEAN}."
+                f"`select` is {name!r}, but this task has the metrics {', '.join(scores)}; or use {MEAN} or {LOSS}."
             )
         return name, -scores[name] if name in LOWER_IS_BETTER else scores[name]
 

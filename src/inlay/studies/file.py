@@ -1,0 +1,337 @@
+"""A study's file: hosts × tasks × ways × row counts × seeds, as YAML.
+
+    hosts: {minilm: path/or/name}
+    data_dir: data
+    tasks: {mnli: , rte: {max_length: 128}}          what `inlay train` takes, for this task alone
+    groups: {sources: [mnli], targets: [rte]}
+    settings: {batch_size: 16}                       … for every cell
+    seeds: [0, 1, 2]
+    rows: [100, all]
+    ways:
+      full:   {kind: full, grid: {lr: [2e-5, 5e-5]}}
+      source: {method: pfeiffer, tasks: sources, rows: [all], seeds: [0]}
+      single: {method: pfeiffer}
+      fused:  {kind: fusion, members: [{way: source, tasks: sources}, {way: single}]}
+
+A way's own words are the fields of `Way`; every other word in it is a setting of `inlay train`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from inlay.config import Config
+from inlay.errors import ConfigError, InlayError, nearest
+from inlay.runs.settings import Settings
+from inlay.runs.yaml_text import read_yaml
+
+ALL = "all"
+"""Every training row, every task."""
+Rows = int | Literal["all"]
+Kind = Literal["inlay", "head", "full", "fusion", "sequential", "embeddings", "routing"]
+DECIDED = ("host", "out", "task", "mode", "members", "start", "from", "rows", "seed", "name", "trackers", "threads")
+"""Settings that the study itself says."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,47}")
+
+
+class Member(Config):
+    """Cells of another way that this one is made of."""
+
+    way: str
+    """The way that trains them."""
+    tasks: str | tuple[str, ...] | None = None
+    """For these tasks, or this group, without the target itself; none: for the target itself."""
+
+
+class Way(Config):
+    """One way to learn a task: a row of the table."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    kind: Kind = "inlay"
+    """inlay, head, full, fusion, sequential, embeddings (logistic regression on them), routing (of a mixture)."""
+    title: str | None = None
+    """What tables call it; by default its name."""
+    show: bool = True
+    """Whether tables have it; what only serves others need not be shown."""
+    tasks: str | tuple[str, ...] | None = None
+    """The tasks, or the group of tasks, that it learns; by default the group `targets`, or all."""
+    rows: tuple[Rows, ...] | None = Field(default=None, min_length=1)
+    """Numbers of training rows; by default those of the study."""
+    seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
+    """Seeds; by default those of the study."""
+    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """Settings to choose from by the validation rows; options.reduction reads inside options."""
+    members: tuple[Member, ...] = ()
+    """Kind fusion: what is fused, the target's own last."""
+    start: Member | None = None
+    """Kind sequential: what it starts from (`from` in the file); the best one by the validation rows."""
+    of: str | None = None
+    """Kind routing: the way whose mixtures are asked."""
+    routing: Literal["merged", "random", "first", "ensemble"] | None = None
+    """Kind routing: by which of their modules."""
+    passes: int = Field(default=4, ge=1)
+    """Kind routing: an ensemble's passes."""
+    by_rows: dict[Rows, dict[str, Any]] = Field(default_factory=dict)
+    """Settings that hold with one number of training rows."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of `inlay train`; in the file they stand in the way itself."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_apart(cls, given: Any) -> Any:
+        if given is None:
+            return {}
+        if not isinstance(given, dict):
+            return given
+        said = {("start" if name == "from" else str(name)): value for name, value in given.items()}
+        own = {name: value for name, value in said.items() if name in cls.model_fields}
+        other = {name: value for name, value in said.items() if name not in cls.model_fields}
+        return own | {"settings": own.get("settings", {}) | other}
+
+    @field_validator("tasks", "rows", "seeds", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, given: Any) -> Any:
+        return [given] if isinstance(given, int) or given == ALL else given
+
+    def needs(self) -> list[str]:
+        """The ways that this one is made of."""
+        found = [member.way for member in self.members]
+        return found + [way for way in (self.start.way if self.start else None, self.of) if way is not None]
+
+
+class Study(Config):
+    """Everything that a study's file says."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    name: str
+    """The study's name; by default that of its file. A study's folder belongs to one name."""
+    about: str = ""
+    """A sentence for the page."""
+    hosts: dict[str, str] = Field(min_length=1)
+    """Hosts by the names that tables have: a folder or a model of the hub."""
+    data_dir: Path | None = None
+    """Where the rows of tasks are that name no place of their own."""
+    tasks: dict[str, dict[str, Any]] = Field(min_length=1)
+    """Tasks with their settings."""
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Names for several tasks."""
+    ways: dict[str, Way] = Field(min_length=1)
+    """The ways, in the table's order."""
+    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    """Every cell is run with each."""
+    rows: tuple[Rows, ...] = Field(default=("all",), min_length=1)
+    """Numbers of training rows; each seed draws its own. Validation and judged rows do not depend on them."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of `inlay train` for every cell."""
+    by_rows: dict[Rows, dict[str, Any]] = Field(default_factory=dict)
+    """Settings that hold with one number of training rows."""
+    search: Literal["each", "first", "mean"] = "each"
+    """Who chooses from a grid: each seed for itself, the first for all, or the mean of all seeds."""
+    tries: int = Field(default=3, ge=1)
+    """How often a cell that breaks is run before it is shown as failed."""
+    keep: Literal["inlays", "all"] = "inlays"
+    """inlays: hosts after full fine-tuning are deleted when nothing starts from them. all: they are kept."""
+    against: str | None = None
+    """The way that others are compared with: arrows, tests, differences."""
+    score: str = "main"
+    """What tables show: main (a task's main metric), mean (of all its metrics), or one metric's name."""
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _without_settings(cls, given: Any) -> Any:
+        if isinstance(given, list):
+            given = dict.fromkeys(given)
+        return {name: {} if of is None else of for name, of in given.items()} if isinstance(given, dict) else given
+
+    @field_validator("seeds", "rows", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, given: Any) -> Any:
+        return [given] if isinstance(given, int) or given == ALL else given
+
+    def tasks_of(self, named: str | Sequence[str] | None) -> tuple[str, ...]:
+        """Tasks by the name of a group, or by their own."""
+        if named is None:
+            named = "targets" if "targets" in self.groups else ALL
+        if isinstance(named, str):
+            if named == ALL:
+                return tuple(self.tasks)
+            return self.groups.get(named, (named,))
+        return tuple(dict.fromkeys(task for name in named for task in self.tasks_of(name)))
+
+    def rows_of(self, way: str) -> tuple[int | None, ...]:
+        """A way's numbers of training rows, None for all."""
+        return tuple(None if rows == ALL else int(rows) for rows in self.ways[way].rows or self.rows)
+
+    def seeds_of(self, way: str) -> tuple[int, ...]:
+        return self.ways[way].seeds or self.seeds
+
+
+def read_study(path: str | Path, *, hosts: Mapping[str, str] | None = None, data_dir: Path | None = None) -> Study:
+    """A study from its file, or from the one that ships under this name; every mistake in it is told at once.
+
+    hosts, data_dir: where they are on this machine, if not where the file says.
+    """
+    file = Path(path)
+    if not file.is_file() and str(path) in study_names():
+        text, source = files("inlay.recipes").joinpath(f"studies/{path}.yaml").read_text(encoding="utf-8"), str(path)
+    else:
+        if not file.is_file():
+            raise ConfigError(
+                f"no study {str(path)!r}: neither a file nor one that ships.{nearest(str(path), study_names())}"
+            )
+        try:
+            text, source = file.read_text(encoding="utf-8"), str(file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}") from None
+    return study_from(read_yaml(text, source), file.name.removesuffix(".yaml"), hosts=hosts, data_dir=data_dir)
+
+
+def study_from(
+    given: Any, name: str = "study", *, hosts: Mapping[str, str] | None = None, data_dir: Path | None = None
+) -> Study:
+    """A study from what its file holds."""
+    if not isinstance(given, dict):
+        raise ConfigError("a study's file has names such as hosts, tasks and ways, each with what belongs to it.")
+    said = {"name": name} | {str(word): value for word, value in given.items()}
+    if hosts:
+        said["hosts"] = (said.get("hosts") or {}) | dict(hosts)
+    if data_dir is not None:
+        said["data_dir"] = data_dir
+    study = Study(**said)
+    problems = mistakes(study)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return study
+
+
+def study_names() -> tuple[str, ...]:
+    """Every study that ships with Inlay."""
+    there = (file.name for file in files("inlay.recipes").joinpath("studies").iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in there if name.endswith(".yaml")))
+
+
+# what is wrong in it
+
+
+def mistakes(study: Study) -> list[str]:
+    """A sentence for each thing in the file that has no meaning."""
+    found = _names(study) + _settings(study)
+    found = found or _stages(study)  # what a cycle is made of needs names that are known
+    found = found or [told for way in study.ways for told in _way(study, way)]
+    return list(dict.fromkeys(found))
+
+
+def _names(study: Study) -> list[str]:
+    found = []
+    for what, names in (("host", study.hosts), ("task", study.tasks), ("way", study.ways), ("group", study.groups)):
+        found += [
+            f"{what} {name!r}: a name has letters, digits, spaces and . _ + -, at most 48." for name in names
+            if not NAME.fullmatch(name)
+        ]  # fmt: skip
+    tasks, ways = (*study.tasks, *study.groups, ALL), study.ways
+    found += [f"group {name!r} has the name of a task." for name in study.groups if name in study.tasks]
+    asked: list[tuple[str, str]] = [(f"group {g!r}", t) for g, members in study.groups.items() for t in members]
+    for name, way in ways.items():
+        for named in (way.tasks, *(m.tasks for m in way.members), way.start.tasks if way.start else None):
+            asked += [(f"way {name!r}", t) for t in ([named] if isinstance(named, str) else named or ())]
+        found += [
+            f"way {name!r}: no way {other!r}.{nearest(other, ways)}" for other in way.needs() if other not in ways
+        ]
+    found += [
+        f"{where}: no task or group {task!r}.{nearest(task, tasks)}" for where, task in asked if task not in tasks
+    ]
+    if study.against is not None and study.against not in ways:
+        found.append(f"against: no way {study.against!r}.{nearest(study.against, ways)}")
+    return found
+
+
+def _settings(study: Study) -> list[str]:
+    """Settings that `inlay train` does not have, or that the study itself says."""
+    places: list[tuple[str, Mapping[str, Any]]] = [("settings", study.settings)]
+    places += [(f"task {name!r}", said) for name, said in study.tasks.items()]
+    places += [(f"by_rows {rows}", said) for rows, said in study.by_rows.items()]
+    for name, way in study.ways.items():
+        places += [(f"way {name!r}", way.settings)]
+        places += [(f"way {name!r}, by_rows {rows}", said) for rows, said in way.by_rows.items()]
+        if way.kind != "embeddings":
+            places += [(f"way {name!r}, grid", {key.partition(".")[0]: None for key in way.grid})]
+    known = [name for name in Settings.model_fields if name not in DECIDED]
+    found = []
+    for where, said in places:
+        own = Way.model_fields if where.startswith("way") else Study.model_fields if where == "settings" else {}
+        for name in said:
+            if name in DECIDED:
+                found.append(f"{where}: {name} is what the study itself says; leave it out.")
+            elif name not in known:
+                found.append(f"{where}: no setting {name!r}.{nearest(str(name), [*known, *own])}")
+    return found
+
+
+def _stages(study: Study) -> list[str]:
+    """Ways that need themselves."""
+    done: set[str] = set()
+
+    def cycle(way: str, path: tuple[str, ...]) -> str | None:
+        if way in path:
+            return " → ".join((*path[path.index(way) :], way))
+        if way in done:
+            return None
+        found = next((c for other in study.ways[way].needs() if (c := cycle(other, (*path, way)))), None)
+        done.add(way)
+        return found
+
+    cycles = [found for way in study.ways if (found := cycle(way, ()))]
+    return [f"the ways {found} need each other in a circle, so that none can be first." for found in cycles[:1]]
+
+
+def _way(study: Study, name: str) -> list[str]:
+    """What one way lacks, and what it has that its kind does not use."""
+    from inlay.studies.ways import drafts, slots_of  # which read files like this one
+
+    way, where = study.ways[name], f"way {name!r} (kind {study.ways[name].kind})"
+    wanted = {"fusion": "members", "sequential": "start", "routing": "of"}
+    found = []
+    for kind, field in wanted.items():
+        spelt = "from" if field == "start" else field
+        if way.kind == kind and not getattr(way, field):
+            found.append(f"{where} needs {spelt}.")
+        if way.kind != kind and getattr(way, field):
+            found.append(f"{where} does not use {spelt}; kind {kind} does.")
+    if way.kind == "routing" and way.routing is None:
+        found.append(f"{where} needs routing: merged, random, first or ensemble.")
+    if way.kind == "routing" and way.of and not _is_mixture(study.ways[way.of]):
+        found.append(f"{where}: of is {way.of!r}, which trains no mixture.")
+    found += [
+        f"{where}: the grid's {key} has nothing to choose from." for key, values in way.grid.items() if not values
+    ]
+    if way.kind == "embeddings" and set(way.grid) - {"C"}:
+        found.append(f"{where}: its grid can have C alone, the inverse strength of the regression's penalty.")
+    if way.kind in ("embeddings", "routing") and (unused := set(way.settings) - {"recipe"}):
+        found.append(f"{where} does not train the host, so it has no use for {', '.join(sorted(unused))}.")
+    if found:
+        return found
+    problems: dict[str, None] = {}
+    tried: set[Any] = set()
+    for slot in slots_of(study, name):
+        if (alike := (slot.task, slot.rows)) in tried:  # seeds and hosts change nothing here
+            continue
+        tried.add(alike)
+        try:
+            for draft in drafts(study, slot):
+                draft.check()
+        except InlayError as error:
+            told = str(error).replace("Settings has", "there is").replace("Settings.", "")
+            problems |= dict.fromkeys(f"{where}, task {slot.task}: {line}" for line in told.split("\n"))
+    return list(problems)
+
+
+def _is_mixture(way: Way) -> bool:
+    return way.settings.get("method") == "mixture" or str(way.settings.get("recipe", "")).startswith("adamix")

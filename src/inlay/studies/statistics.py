@@ -1,0 +1,188 @@
+"""Means, spreads, and whether a difference is more than chance.
+
+    spread          sd = √(Σ (x − mean)² / (n − 1)) over the seeds
+    one seed        McNemar's exact test: b and c rows are right by one way alone; is b ~ Bin(b + c, ½)?
+    several seeds   paired bootstrap over rows: rows are drawn anew, each with the answers of all seeds of both ways;
+                    p = 2 min(P(d* ≤ 0), P(d* ≥ 0)), where d* is the difference of the mean scores
+    several tests   Holm's correction: the k-th smallest of m p-values times (m − k + 1), never falling
+
+Scores that are no mean over rows (F1, Matthews, Pearson, Spearman) are computed anew for every draw: from counts of
+(right, said), or from the numbers; Spearman's ranks are those of all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from inlay.studies.answers import MEANS, unpacked
+from inlay.studies.cells import Result
+
+DRAWS = 4000
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Scores over seeds."""
+
+    mean: float
+    sd: float | None
+    """None for one seed."""
+    n: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One way against another on the same judged rows."""
+
+    difference: float
+    """Of the mean scores, from 0 to 1."""
+    p: float
+    test: str
+    """mcnemar or bootstrap."""
+    rows: int
+    seeds: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    found = np.asarray(values, dtype=float)
+    return Spread(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else None, len(found))
+
+
+def mcnemar(one: Sequence[float], other: Sequence[float]) -> float:
+    """The exact two-sided p of two ways' right (1) and wrong (0) answers to the same rows."""
+    from scipy.stats import binomtest
+
+    b = sum(x > y for x, y in zip(one, other, strict=True))
+    c = sum(x < y for x, y in zip(one, other, strict=True))
+    return float(binomtest(b, b + c).pvalue) if b + c else 1.0
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Adjusted p-values, in the order that they came in."""
+    order = sorted(range(len(ps)), key=lambda i: ps[i])
+    adjusted, highest = [0.0] * len(ps), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(ps) - rank) * ps[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def average_ranks(scores: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
+    """The mean rank of each way over the tasks that all of them have; 1 is the best, ties share."""
+    from scipy.stats import rankdata
+
+    ways = list(scores)
+    columns = [column for column in zip(*scores.values(), strict=True) if None not in column]
+    if not columns:
+        return dict.fromkeys(ways)
+    ranks = np.mean([rankdata([-float(v) for v in column if v is not None]) for column in columns], axis=0)
+    return dict(zip(ways, map(float, ranks), strict=True))
+
+
+def compare(one: Mapping[int, Result], other: Mapping[int, Result], metric: str) -> Comparison | None:
+    """Two ways' results by seed; None where they have no seed in common or were judged on other rows."""
+    seeds = sorted(one.keys() & other.keys())
+    pairs = [(one[seed], other[seed]) for seed in seeds]
+    if not pairs or len({result["judged_sha256"] for pair in pairs for result in pair}) != 1:
+        return None
+    if metric in MEANS or "points" in pairs[0][0]:
+        return _of_points(pairs)
+    return _of_labels(pairs, metric) if pairs[0][0]["task"]["kind"] != "regression" else _of_numbers(pairs, metric)
+
+
+def points(result: Result) -> Array:
+    """Each judged row's own score."""
+    if "points" in result:
+        return np.asarray(result["points"], dtype=float)
+    return np.equal(unpacked(result["right"]), unpacked(result["said"])).astype(float)
+
+
+def _of_points(pairs: Sequence[tuple[Result, Result]]) -> Comparison:
+    """The mean over rows."""
+    one, other = (np.stack([points(pair[i]) for pair in pairs]) for i in (0, 1))  # (seeds, rows)
+    rows, mean = one.shape[1], (one - other).mean(0)
+    if len(pairs) == 1 and set(np.unique([one, other])) <= {0.0, 1.0}:
+        return Comparison(float(mean.mean()), mcnemar(one[0].tolist(), other[0].tolist()), "mcnemar", rows, 1)
+    values, counts = np.unique(mean.round(9), return_counts=True)  # draws of rows are draws of their differences
+    drawn = _generator().multinomial(rows, counts / rows, size=DRAWS) @ values / rows
+    return Comparison(float(mean.mean()), _two_sided(drawn), "bootstrap", rows, len(pairs))
+
+
+def _of_labels(pairs: Sequence[tuple[Result, Result]], metric: str) -> Comparison:
+    """A metric of the counts of (right, said)."""
+    right = np.asarray(unpacked(pairs[0][0]["right"]))
+    said = [np.asarray(unpacked(result["said"])) for pair in pairs for result in pair]
+    labels = int(max(right.max(), *(s.max() for s in said))) + 2  # the last one stands for no label
+    patterns, counts = np.unique(np.stack([right, *said]), axis=1, return_counts=True)
+    rows = int(counts.sum())
+    drawn = _generator().multinomial(rows, counts / rows, size=DRAWS)
+    whole = np.concatenate([counts[None], drawn])  # the rows themselves, and the draws
+    task, scores = pairs[0][0]["task"], []
+    for each in patterns[1:]:
+        index = patterns[0] * labels + each % labels
+        confusion = np.zeros((len(whole), labels * labels))
+        for at in np.unique(index):
+            confusion[:, at] = whole[:, index == at].sum(1)
+        scores.append(_of_counts(confusion.reshape(-1, labels, labels), metric, task))
+    difference = np.mean([scores[i] - scores[i + 1] for i in range(0, len(scores), 2)], axis=0)
+    return Comparison(float(difference[0]), _two_sided(difference[1:]), "bootstrap", rows, len(pairs))
+
+
+def _of_counts(counts: Array, metric: str, task: Mapping[str, Any]) -> Array:
+    """(draws, right, said) → (draws,)."""
+    hits = np.einsum("bii->bi", counts)
+    right, said, total = counts.sum(2), counts.sum(1), counts.sum((1, 2))
+    if metric == "matthews":
+        top = hits.sum(1) * total - (right * said).sum(1)
+        below = np.sqrt((total**2 - (said**2).sum(1)) * (total**2 - (right**2).sum(1)))
+        return np.divide(top, below, out=np.zeros_like(top), where=below > 0)
+    f1 = np.divide(2 * hits, right + said, out=np.zeros_like(hits), where=right + said > 0)
+    if metric == "f1":
+        return f1[:, int(task["positive_index"])]
+    if metric == "macro_f1":
+        there = (right + said) > 0
+        return f1.sum(1) / np.maximum(there.sum(1), 1)
+    return hits.sum(1) / total
+
+
+def _of_numbers(pairs: Sequence[tuple[Result, Result]], metric: str) -> Comparison:
+    """Correlations."""
+    from scipy.stats import rankdata
+
+    def values(found: Sequence[float]) -> Array:
+        return rankdata(found) if metric == "spearman" else np.asarray(found, dtype=float)
+
+    right = values(pairs[0][0]["right"])
+    draws = _generator().integers(0, len(right), size=(DRAWS // 4, len(right)))
+    index = np.concatenate([np.arange(len(right))[None], draws])
+    scores = [_correlation(right[index], values(result["said"])[index]) for pair in pairs for result in pair]
+    difference = np.mean([scores[i] - scores[i + 1] for i in range(0, len(scores), 2)], axis=0)
+    return Comparison(float(difference[0]), _two_sided(difference[1:]), "bootstrap", len(right), len(pairs))
+
+
+def _correlation(x: Array, y: Array) -> Array:
+    x, y = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
+    below = np.sqrt((x**2).sum(1) * (y**2).sum(1))
+    top = (x * y).sum(1)
+    return np.divide(top, below, out=np.zeros_like(top), where=below > 0)
+
+
+def _two_sided(drawn: Array) -> float:
+    """Twice the smaller tail; one draw is the sample itself, so that p is never 0."""
+    low, high = int((drawn <= 0).sum()), int((drawn >= 0).sum())
+    return min(1.0, 2 * (min(low, high) + 1) / (len(drawn) + 1))
+
+
+def _generator() -> np.random.Generator:
+    """The same draws every time: a table made again is the same table."""
+    return np.random.default_rng(0)
+
+
+def finite(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]

@@ -1,0 +1,281 @@
+"""The tables of a study: ways × tasks for each host and number of rows, with what each difference is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from inlay.errors import ConfigError, nearest
+from inlay.studies.cells import Result
+from inlay.studies.plan import View
+from inlay.studies.statistics import Comparison, Spread, average_ranks, compare, finite, holm, spread
+from inlay.studies.ways import Slot
+
+GLUE = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte")
+"""As most papers average it: without WNLI."""
+SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
+NOTEWORTHY = 0.3
+"""Points from which AdapterFusion draws an arrow up or down."""
+SIGNIFICANT = 0.05
+Place = tuple[str, str]
+"""A way and a task."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way on one task: the scores of its seeds, from 0 to 100."""
+
+    scores: Mapping[int, float]
+    """By seed; those that are done."""
+    wanted: tuple[int, ...]
+    """Every seed that there should be."""
+    state: str
+    """done, partly, failed, or waiting."""
+    failed: tuple[int, ...] = ()
+    against: Comparison | None = None
+    """Compared with the reference, p after Holm's correction."""
+    metric: str = ""
+    cells: Mapping[int, str] = field(default_factory=dict)
+    """The cell of each seed."""
+    points: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """What the grid chose for each seed."""
+
+    @property
+    def spread(self) -> Spread | None:
+        return spread(list(self.scores.values())) if self.scores else None
+
+    @property
+    def arrow(self) -> str:
+        """Better, worse or much the same as the reference, as AdapterFusion prints it."""
+        if self.against is None:
+            return ""
+        points = 100 * self.against.difference
+        return "↗" if points >= NOTEWORTHY else "↘" if points <= -NOTEWORTHY else "→"
+
+    @property
+    def significant(self) -> bool:
+        return self.against is not None and self.against.p < SIGNIFICANT
+
+
+@dataclass(frozen=True)
+class Line:
+    """One way over all tasks."""
+
+    way: str
+    title: str
+    entries: Mapping[str, Entry]
+    """By task; a task that the way does not learn is not there."""
+    averages: Mapping[str, float | None]
+    """Name of an average → its value; None where a task of it is missing."""
+    rank: float | None
+    wins: tuple[int, int, int] | None
+    """Tasks on which it is better than the reference, not to be told from it, and worse, by the tests."""
+    trained: float | None
+    """Percent of the host's parameters."""
+    seconds: float | None
+    """Mean over cells that ran without a break."""
+    megabytes: float | None
+    """The highest peak."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One host and number of training rows."""
+
+    host: str
+    rows: int | None
+    tasks: tuple[str, ...]
+    metrics: Mapping[str, str]
+    judged: Mapping[str, int]
+    """Judged rows of each task."""
+    averages: tuple[str, ...]
+    lines: tuple[Line, ...]
+    seeds: tuple[int, ...]
+    reference: str | None
+    tests: tuple[str, ...]
+    """Which tests were used."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.host}, {'all' if self.rows is None else format(self.rows, ',')} training rows"
+
+    def best(self, task: str) -> float | None:
+        """The highest mean of a task, as it is printed."""
+        found = [entry.spread.mean for line in self.lines if (entry := line.entries.get(task)) and entry.spread]
+        return round(max(found), 1) if found else None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a table should show."""
+
+    score: str | None = None
+    """main, mean or a metric; by default as the study says."""
+    against: str | None = None
+    ways: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+
+
+def tables(view: View, asked: Asked = Asked()) -> list[Table]:  # noqa: B008 (frozen)
+    """Every table of a study, host by host, few rows first."""
+    study = view.plan.study
+    for what, names, known in (("way", asked.ways, study.ways), ("task", asked.tasks, study.tasks)):
+        wrong = [f"no {what} {name!r}.{nearest(name, known)}" for name in names if name not in known]
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+    reference = asked.against or study.against
+    if reference is not None and reference not in study.ways:
+        raise ConfigError(f"no way {reference!r}.{nearest(reference, study.ways)}")
+    by_place: dict[tuple[str, int | None], list[Slot]] = {}
+    for slot in view.plan.shown:
+        if (slot.way in asked.ways if asked.ways else study.ways[slot.way].show) and (
+            not asked.tasks or slot.task in asked.tasks
+        ):
+            by_place.setdefault((slot.host, slot.rows), []).append(slot)
+    places = sorted(by_place, key=lambda place: (list(study.hosts).index(place[0]), place[1] or 1 << 60))
+    return [_table(view, *place, by_place[place], reference, asked.score or study.score) for place in places]
+
+
+def _table(
+    view: View, host: str, rows: int | None, slots: Sequence[Slot], reference: str | None, score: str
+) -> Table:  # fmt: skip
+    study = view.plan.study
+    ways = [way for way in study.ways if any(slot.way == way for slot in slots)]
+    tasks = tuple(task for task in study.tasks if any(slot.task == task for slot in slots))
+    results = {slot: view.results[view.filled[slot].name] for slot in slots if slot in view.filled}
+    by_seed = _by_seed(results)
+    entries = {
+        (way, task): _entry(view, [s for s in slots if (s.way, s.task) == (way, task)], results, score)
+        for way in ways for task in tasks if any((s.way, s.task) == (way, task) for s in slots)
+    }  # fmt: skip
+    compared = _compared(entries, by_seed, reference)
+    means = {way: [_mean(compared.get((way, task))) for task in tasks] for way in ways}
+    ranks = average_ranks({way: means[way] for way in ways if any(value is not None for value in means[way])})
+    groups = _groups(tasks)
+    lines = []
+    for way in ways:
+        mine = {task: compared[way, task] for task in tasks if (way, task) in compared}
+        costs = [result for slot, result in results.items() if slot.way == way]
+        averages = {name: _average([_mean(mine.get(task)) for task in members]) for name, members in groups.items()}
+        lines.append(
+            Line(
+                way, study.ways[way].title or way, mine, averages, ranks.get(way), _wins(mine, way, reference),
+                _percent(costs), *_times(costs),
+            )
+        )  # fmt: skip
+    return Table(
+        host, rows, tasks, {task: _metric(compared, task) for task in tasks}, _judged(results, tasks), tuple(groups),
+        tuple(lines), tuple(sorted({slot.seed for slot in slots})), reference if reference in ways else None,
+        tuple(sorted({e.against.test for e in compared.values() if e.against is not None})),
+    )  # fmt: skip
+
+
+def _by_seed(results: Mapping[Slot, Result]) -> dict[Place, dict[int, Result]]:
+    found: dict[Place, dict[int, Result]] = {}
+    for slot, result in results.items():
+        found.setdefault((slot.way, slot.task), {})[slot.seed] = result
+    return found
+
+
+def _entry(view: View, slots: Sequence[Slot], results: Mapping[Slot, Result], score: str) -> Entry:
+    scores: dict[int, float] = {}
+    metric = ""
+    for slot in slots:
+        if slot in results:
+            metric, value = score_of(results[slot], score)
+            if value is not None:
+                scores[slot.seed] = 100 * value
+    failed = tuple(slot.seed for slot in slots if slot in view.failed)
+    done = len(scores) == len(slots)
+    state = "done" if done else "failed" if failed and not scores else "partly" if scores else "waiting"
+    filled = {slot.seed: view.filled[slot] for slot in slots if slot in view.filled}
+    return Entry(
+        scores, tuple(slot.seed for slot in slots), state, failed, None, metric,
+        {seed: cell.name for seed, cell in filled.items()},
+        {seed: {**cell.draft.point, **(view.results[cell.name].get("point") or {})} for seed, cell in filled.items()},
+    )  # fmt: skip
+
+
+def score_of(result: Result, score: str) -> tuple[str, float | None]:
+    """The name and the value of what is shown of a result."""
+    scores = result["scores"]
+    if score == "mean":
+        known = finite(list(scores.values()))
+        return "mean", sum(known) / len(known) if len(known) == len(scores) else None
+    name = next(iter(scores)) if score == "main" else score
+    if name not in scores:
+        return name, None
+    return name, scores[name]
+
+
+def _compared(
+    entries: Mapping[Place, Entry], results: Mapping[Place, Mapping[int, Result]], reference: str | None
+) -> dict[Place, Entry]:
+    """Every entry with its test against the reference; all tests of a table are corrected together."""
+    found: dict[Place, Comparison] = {}
+    if reference is not None:
+        for (way, task), entry in entries.items():
+            other = results.get((reference, task))
+            mine = results.get((way, task))
+            if way != reference and mine and other and entry.metric:
+                metric = entry.metric if entry.metric != "mean" else next(iter(next(iter(mine.values()))["scores"]))
+                if (compared := compare(mine, other, metric)) is not None:
+                    found[way, task] = compared
+    adjusted = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
+    return {
+        place: replace(entry, against=replace(found[place], p=adjusted[place])) if place in found else entry
+        for place, entry in entries.items()
+    }
+
+
+def _mean(entry: Entry | None) -> float | None:
+    """Only of an entry whose seeds are all there: a mean of some would compare different things."""
+    return entry.spread.mean if entry is not None and entry.state == "done" and entry.spread is not None else None
+
+
+def _groups(tasks: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The averages of a table: over all its tasks, and over those of GLUE and SuperGLUE where it has more."""
+    found = {"average": tuple(tasks)} if len(tasks) > 1 else {}
+    for name, members in (("GLUE", GLUE), ("SuperGLUE", SUPERGLUE)):
+        there = tuple(task for task in tasks if task in members)
+        if 3 <= len(there) < len(tasks):
+            found[f"{name} ({len(there)})"] = there
+    return found
+
+
+def _average(values: Sequence[float | None]) -> float | None:
+    known = finite(values)
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _wins(entries: Mapping[str, Entry], way: str, reference: str | None) -> tuple[int, int, int] | None:
+    if reference is None or way == reference:
+        return None
+    known = [entry for entry in entries.values() if entry.against is not None]
+    better = sum(e.significant and e.against.difference > 0 for e in known if e.against)
+    worse = sum(e.significant and e.against.difference < 0 for e in known if e.against)
+    return better, len(known) - better - worse, worse
+
+
+def _percent(results: Sequence[Result]) -> float | None:
+    shares = [100 * r["trained_parameters"] / r["host_parameters"] for r in results if r.get("host_parameters")]
+    return sum(shares) / len(shares) if shares else None
+
+
+def _times(results: Sequence[Result]) -> tuple[float | None, float | None]:
+    seconds = [float(r["seconds"]) for r in results if r.get("seconds") and not r.get("resumed")]
+    peaks = [float(r["peak_megabytes"]) for r in results if r.get("peak_megabytes")]
+    return (sum(seconds) / len(seconds) if seconds else None), (max(peaks) if peaks else None)
+
+
+def _metric(entries: Mapping[Place, Entry], task: str) -> str:
+    return next((entry.metric for (_, of), entry in entries.items() if of == task and entry.metric), "")
+
+
+def _judged(results: Mapping[Slot, Result], tasks: Sequence[str]) -> dict[str, int]:
+    found = {}
+    for slot, result in results.items():
+        if slot.task in tasks:
+            found[slot.task] = int(result["rows"][result["judged"]])
+    return found

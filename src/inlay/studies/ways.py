@@ -1,0 +1,253 @@
+"""The kinds of ways: which cells each one is made of. A new kind is one function here and one in `worker.py`.
+
+A **slot** is a place in the table: host, task, way, number of training rows, seed. It is filled by the best, on the
+validation rows, of its candidates: one for each point of the way's grid. A **draft** is a candidate that has no name
+yet: what it needs from other slots is not chosen yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from inlay.errors import ConfigError
+from inlay.runs.settings import Settings, unused
+from inlay.studies.file import Member, Study, Way
+
+Work = Literal["train", "embeddings", "route"]
+PATHS = ("data_dir", "train_file", "validation_file", "test_file")
+"""Settings that say where rows are, and not which."""
+NOT_DECIDING = {"out", "host", "recipe", "threads", "trackers", "members", "start", "name", *PATHS}
+"""Settings that do not decide a result, or that stand in the identity in another form."""
+DEFAULT_C = (0.01, 0.1, 1.0, 10.0, 100.0)
+
+
+@dataclass(frozen=True, order=True)
+class Slot:
+    """A place in the table."""
+
+    host: str
+    task: str
+    way: str
+    rows: int | None
+    """Training rows, None for all."""
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.task}/{self.way}/{self.rows or 'all'}/{self.seed}"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A candidate of a slot, with what it needs as slots."""
+
+    slot: Slot
+    work: Work
+    settings: Mapping[str, Any]
+    """As `Settings` takes them, without host, out, members and start."""
+    point: Mapping[str, Any] = field(default_factory=dict)
+    """What the grid says here."""
+    members: tuple[Slot, ...] = ()
+    start: Slot | None = None
+    of: Slot | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What the work needs beyond settings."""
+
+    def needs(self) -> tuple[Slot, ...]:
+        return (*self.members, *(slot for slot in (self.start, self.of) if slot is not None))
+
+    def checked(self) -> Settings:
+        """The settings as a job would have them."""
+        path = Path("unnamed")
+        said: dict[str, Any] = {"host": self.slot.host, "out": path} | dict(self.settings)
+        if self.members:
+            said["members"] = (path,) * len(self.members)
+        if self.start is not None:
+            said["start"] = path
+        return Settings(**said)
+
+    def check(self) -> None:
+        """Refuse what no job could be run with."""
+        settings = self.checked()
+        problems = unused(settings)
+        if settings.splits == "official" and "test_file" not in self.settings and settings.train_file is not None:
+            problems.append(
+                "the validation rows would choose and judge at once. Give a test_file, or splits: held_out."
+            )
+        if self.work == "train" and settings.rows is not None and settings.rows < settings.batch_size:
+            problems.append(f"{settings.rows} training rows are fewer than a batch of {settings.batch_size}.")
+        if self.settings["mode"] == "fusion" and len(self.members) < 2:
+            problems.append(f"a fusion needs at least two members, here it has {len(self.members)}.")
+        if self.settings["mode"] == "inlay" and self.start is None and self.work == "train":
+            from inlay.methods import method_from  # torch only where something is checked
+
+            method_from({"kind": settings.method, **settings.options})
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide the result: those that differ from the defaults, without paths and names."""
+        return dict(_deciding(_frozen(dict(self.settings) | {"seed": 0}))) | {"seed": self.settings["seed"]}
+
+
+def slots_of(study: Study, name: str) -> list[Slot]:
+    """Every slot that the table has for a way."""
+    tasks = study.tasks_of(study.ways[name].tasks)
+    every = product(study.hosts, tasks, (name,), study.rows_of(name), study.seeds_of(name))
+    return [Slot(*found) for found in every]
+
+
+def drafts(study: Study, slot: Slot) -> list[Draft]:
+    """The candidates of a slot, in the grid's order."""
+    return KINDS[study.ways[slot.way].kind](study, study.ways[slot.way], slot)
+
+
+# the kinds
+
+
+def _trained(mode: str) -> Callable[[Study, Way, Slot], list[Draft]]:
+    def make(study: Study, way: Way, slot: Slot) -> list[Draft]:
+        return [Draft(slot, "train", settings, point) for settings, point in _points(study, way, slot, mode)]
+
+    return make
+
+
+def _fusion(study: Study, way: Way, slot: Slot) -> list[Draft]:
+    members = tuple(other for member in way.members for other in _others(study, slot, member))
+    return [replace(draft, members=members) for draft in _trained("fusion")(study, way, slot)]
+
+
+def _sequential(study: Study, way: Way, slot: Slot) -> list[Draft]:
+    assert way.start is not None
+    found = []
+    for start in _others(study, slot, way.start):
+        for draft in _trained("inlay")(study, way, slot):
+            found.append(replace(draft, start=start, point={"from": start.task, **draft.point}))
+    if not found:
+        raise ConfigError("there is no task to start from but the target itself.")
+    return found
+
+
+def _embeddings(study: Study, way: Way, slot: Slot) -> list[Draft]:
+    """One cell tries every C on the same embeddings."""
+    ((settings, _),) = _points(study, way.model_copy(update={"grid": {}}), slot, "head")
+    kept = ("recipe", "task", "mode", "rows", "rows_seed", "seed", "splits", "max_length", "eval_rows", *DATA)
+    said = {name: value for name, value in settings.items() if name in kept}
+    return [Draft(slot, "embeddings", said, more={"C": list(map(float, way.grid.get("C", DEFAULT_C)))})]
+
+
+def _routing(study: Study, way: Way, slot: Slot) -> list[Draft]:
+    assert way.of is not None
+    settings = {"task": slot.task, "mode": "inlay", "seed": slot.seed} | dict(study.tasks[slot.task])
+    settings |= {"data_dir": study.data_dir} if _in_data_dir(study, settings) else {}
+    more = {"routing": way.routing, "passes": way.passes}
+    return [Draft(slot, "route", settings, of=_alike(study, slot, way.of, slot.task), more=more)]
+
+
+KINDS: dict[str, Callable[[Study, Way, Slot], list[Draft]]] = {
+    "inlay": _trained("inlay"),
+    "head": _trained("head"),
+    "full": _trained("full"),
+    "fusion": _fusion,
+    "sequential": _sequential,
+    "embeddings": _embeddings,
+    "routing": _routing,
+}
+DATA = (
+    "hub", "data_dir", "train_file", "validation_file", "test_file", "kind", "text", "pair", "choices", "label",
+    "labels", "metrics",
+)  # fmt: skip
+
+
+# their parts
+
+
+def _points(study: Study, way: Way, slot: Slot, mode: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Settings and grid point of each candidate."""
+    rows: Any = slot.rows if slot.rows is not None else "all"
+    layers = (
+        {"splits": "held_out"}, study.settings, study.by_rows.get(rows, {}), study.tasks[slot.task], way.settings,
+        way.by_rows.get(rows, {}),
+    )  # fmt: skip
+    said: dict[str, Any] = {}
+    for layer in layers:
+        said = joined(said, layer)
+    if mode != "inlay":  # what a study says of every inlay's method is not for the others
+        said = {
+            name: value for name, value in said.items() if name not in ("method", "options") or name in way.settings
+        }
+    said |= {"task": slot.task, "mode": mode, "seed": slot.seed}
+    if _in_data_dir(study, said):
+        said["data_dir"] = study.data_dir
+    if slot.rows is not None:
+        said |= {"rows": slot.rows, "rows_seed": said.get("rows_seed", slot.seed)}
+    for values in product(*way.grid.values()):
+        point = dict(zip(way.grid, values, strict=True))
+        whole = said
+        for key, value in point.items():
+            whole = joined(whole, _nested(key.split("."), value))
+        yield whole, point
+
+
+def _in_data_dir(study: Study, said: Mapping[str, Any]) -> bool:
+    return study.data_dir is not None and not any(said.get(name) for name in ("hub", "train_file", "data_dir"))
+
+
+def _others(study: Study, slot: Slot, member: Member) -> list[Slot]:
+    """The slots that a member stands for; the target's own only where no tasks are named."""
+    if member.tasks is None:
+        return [_alike(study, slot, member.way, slot.task)]
+    tasks = [task for task in study.tasks_of(member.tasks) if task != slot.task]
+    return [_alike(study, slot, member.way, task) for task in tasks]
+
+
+def _alike(study: Study, slot: Slot, way: str, task: str) -> Slot:
+    """A slot of another way with the same rows and seed; or with the only ones that the other way has."""
+    if task not in study.tasks_of(study.ways[way].tasks):
+        raise ConfigError(f"it needs way {way!r} for the task {task!r}, which that way does not learn.")
+    found: dict[str, Any] = {}
+    for what, wanted, there in (("rows", slot.rows, study.rows_of(way)), ("seed", slot.seed, study.seeds_of(way))):
+        if wanted not in there and len(there) != 1:
+            listed = ", ".join("all" if one is None else str(one) for one in there)
+            raise ConfigError(f"it needs way {way!r} with {what} {wanted or 'all'}, which that way has not: {listed}.")
+        found[what] = wanted if wanted in there else there[0]
+    return Slot(slot.host, task, way, **found)
+
+
+def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, the other's first; tables are joined in the same way."""
+    found = dict(one)
+    for name, value in other.items():
+        both = isinstance(value, dict) and isinstance(found.get(name), dict)
+        found[name] = joined(found[name], value) if both else value
+    return found
+
+
+def _nested(keys: list[str], value: Any) -> dict[str, Any]:
+    return {keys[0]: _nested(keys[1:], value) if len(keys) > 1 else value}
+
+
+def _frozen(value: Any) -> Any:
+    """As something that can be a key."""
+    if isinstance(value, dict | Mapping):
+        return ("{}", *((key, _frozen(inner)) for key, inner in value.items()))
+    return ("[]", *map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return (
+            {key: _thawed(inner) for key, inner in value[1:]} if value[0] == "{}" else [_thawed(v) for v in value[1:]]
+        )
+    return value
+
+
+@cache
+def _deciding(frozen: Any) -> dict[str, Any]:
+    """Cells that differ by their seed alone are read once: a plan of thousands is made in a moment."""
+    settings = Settings(host="host", out=Path("unnamed"), **_thawed(frozen))
+    return settings.model_dump(mode="json", exclude_defaults=True, exclude=NOT_DECIDING)

@@ -1,0 +1,296 @@
+"""One cell, from its description to cell.json. The same function runs in local processes and as a Ray task.
+
+A description is plain data, so that it can be sent anywhere:
+
+    folder, cell       the study's folder and the cell's name
+    work               train, embeddings or route
+    settings           as `inlay train` has them, the host's place among them
+    members, start, of the names of the cells that it needs
+    identity           all that decides its name
+    again              whether it is run although its record is here, for its weights
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from inlay.errors import ConfigError, InlayError
+from inlay.storage.files import write_whole
+from inlay.storage.locks import InUse, locked
+from inlay.storage.plain_json import as_json, read_json
+from inlay.studies.cells import RESULT, Result, StudyFolder
+
+Ending = Literal["finished", "elsewhere", "interrupted", "failed", "full"]
+"""How running a cell ended. elsewhere: another process has it. full: the disk is."""
+Description = Mapping[str, Any]
+ANSWERS = "answers.json"
+ATTENTION_ROWS = 256
+"""Validation rows that a fusion's attention is measured on."""
+LEAK = 0.2
+"""The share of judged rows that may also be trained on or choose: data sets repeat some."""
+
+
+def run_cell(cell: Description, watch: Any = None) -> tuple[Ending, str]:
+    """Run a cell that nobody else runs, or go on with it; how it ended, and what went wrong."""
+    folder, name = StudyFolder(Path(cell["folder"])), str(cell["cell"])
+    try:
+        with locked(folder.lease(name), wait=False):
+            if folder.result(name) is not None:
+                if not cell.get("again") or folder.has_weights(name):
+                    return "finished", ""
+                (folder.cell(name) / RESULT).unlink()  # a record alone: its weights are needed
+            folder.log("begin", name)
+            ending, error = _run(folder, name, cell, watch)
+            folder.log(ending, name, **({"error": error.strip().split("\n")[-1][:400]} if error else {}))
+            return ending, error
+    except InUse:
+        return "elsewhere", ""
+    except OSError as problem:
+        return _of_the_disk(problem)
+
+
+def _run(folder: StudyFolder, name: str, cell: Description, watch: Any) -> tuple[Ending, str]:
+    from inlay.training.interrupt import Interrupted
+
+    _forget_peak()
+    try:
+        result = WORK[cell["work"]](folder, name, cell, watch)
+        folder.write_result(name, {"identity": dict(cell["identity"]), "work": cell["work"]} | result)
+        folder.forgive(name)
+        if cell.get("drop_host"):
+            folder.drop_host(name)
+        return "finished", ""
+    except (Interrupted, KeyboardInterrupt):
+        return "interrupted", ""
+    except OSError as problem:
+        ending, error = _of_the_disk(problem)
+        if ending == "failed":
+            folder.note_failure(name, error, final=False)
+        return ending, error
+    except InlayError as problem:
+        folder.note_failure(name, str(problem), final=True)
+        return "failed", str(problem)
+    except Exception:  # whatever a cell breaks on, the others go on
+        folder.note_failure(name, traceback.format_exc(), final=False)
+        return "failed", traceback.format_exc()
+
+
+def _of_the_disk(problem: OSError) -> tuple[Ending, str]:
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return ("full" if full else "failed"), str(problem)
+
+
+# the works
+
+
+def _train(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+    from inlay.runs.folder import Run
+    from inlay.runs.settings import Settings
+    from inlay.runs.train import train_run
+
+    run = Run(folder.cell(name))
+    said = dict(cell["settings"]) | {"out": run.folder, "threads": 1}
+    if cell.get("members"):
+        said["members"] = tuple(folder.cell(member) for member in cell["members"])
+    if cell.get("start"):
+        said["start"] = folder.cell(cell["start"])
+    settings, record = Settings(**said), run.record()
+    if record.get("status") != "finished":
+        train_run(settings, resume=bool(record), watch=watch, finishing=_finishing(run.folder))
+        if record:
+            write_whole(run.folder / "resumed", "")  # its seconds are not those of the whole run
+        record = run.record()
+    return _of_record(record, settings, run.folder) | {"history": _history(run.history(), record)}
+
+
+def _finishing(folder: Path) -> Callable[..., None]:
+    """Keeps what only the run itself knows: its answers, their loss, and a fusion's attention."""
+    from inlay.studies.answers import judged_facts
+    from inlay.training.evaluate import attention_on
+
+    def keep(job: Any, judged: Any, answers: Any) -> None:
+        check_apart(job.prepared)
+        facts = judged_facts(job.prepared.task, judged.examples, [answer.prediction for answer in answers])
+        facts["loss"] = _loss(judged.examples, answers)
+        if job.settings.mode == "fusion":
+            some = job.codec.encode(job.prepared.validation[:ATTENTION_ROWS])
+            seen = attention_on(job.host, job.name, some)
+            facts["attention"] = {
+                "members": list(seen.members),
+                "places": {place: [round(share, 5) for share in mean.tolist()] for place, mean in seen.mean.items()},
+            }
+        write_whole(folder / ANSWERS, as_json(facts))
+
+    return keep
+
+
+def _of_record(record: dict[str, Any], settings: Any, folder: Path) -> Result:
+    """What the run's record and its answers say, as a cell's result."""
+    from inlay.data import Task
+
+    weights = folder / "inlay" / "weights.safetensors"
+    stored = sum(f.stat().st_size for f in (folder / "host").glob("*.safetensors")) if record["mode"] == "full" else 0
+    return read_json(folder / ANSWERS) | {
+        "task": _task_facts(Task(**record["task"])),
+        "rows": record["rows"],
+        "judged": record["judged"],
+        "scores": record["scores"],
+        "validation": record["validation"],
+        "selected": settings.selected({key: _number(value) for key, value in record["validation"].items()})[1],
+        "trained_parameters": record["trained_parameters"],
+        "host_parameters": record["host_parameters"],
+        "stored_bytes": stored or (weights.stat().st_size if weights.is_file() else 0),
+        "steps": record["steps"],
+        "best_step": record["best_step"],
+        "seconds": record["seconds"],
+        "rows_per_second": record["examples_per_second"],
+        "resumed": (folder / "resumed").exists(),
+        "peak_megabytes": record.get("peak_megabytes"),
+        "notes": record["notes"],
+        "versions": record["versions"],
+    }
+
+
+def _history(entries: list[dict[str, Any]], record: dict[str, Any]) -> list[list[float | None]]:
+    """[step, training loss, main validation metric] of every evaluation."""
+    main = f"validation_{next(iter(record['validation']))}"
+    return [[entry["step"], _short(entry.get("loss")), _short(entry.get(main))] for entry in entries]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def _embeddings(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+    from inlay.data import prepare
+    from inlay.data.metrics import score
+    from inlay.runs.folder import versions
+    from inlay.runs.settings import Settings
+    from inlay.runs.train import few_to_validate, peak_megabytes
+    from inlay.studies.answers import judged_facts
+    from inlay.studies.baseline import fit
+    from inlay.training.threads import use_threads
+
+    settings = Settings(**dict(cell["settings"]) | {"out": folder.cell(name)})
+    use_threads(1)
+    prepared = few_to_validate(prepare(settings), settings.eval_rows)
+    check_apart(prepared)
+    found = fit(settings.host, prepared, cell["more"]["C"], settings.max_length)
+    task, examples = prepared.task, prepared.split(prepared.judge)
+    scores = score(task, [e.target for e in examples], found.said, [e.group for e in examples])
+    return judged_facts(task, examples, found.said) | {
+        "task": _task_facts(task),
+        "rows": {split: len(getattr(prepared, split)) for split in ("train", "validation", "test")},
+        "judged": prepared.judge,
+        "scores": scores,
+        "validation": found.validation,
+        "selected": settings.selected(found.validation)[1],
+        "point": {"C": found.C},
+        "trained_parameters": found.trained_parameters,
+        "host_parameters": found.host_parameters,
+        "stored_bytes": 4 * found.trained_parameters,
+        "seconds": found.seconds,
+        "peak_megabytes": peak_megabytes(),
+        "notes": list(prepared.notes),
+        "versions": versions(),
+    }
+
+
+def _route(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+    """Ask a mixture by others of its modules than their mean. Nothing is trained."""
+    import torch
+
+    from inlay.runs.folder import versions
+    from inlay.runs.train import peak_megabytes
+    from inlay.runs.use import open_for_use
+    from inlay.studies.answers import judged_facts
+    from inlay.training.evaluate import Route
+    from inlay.training.threads import use_threads
+
+    use_threads(1)
+    began, said = time.monotonic(), cell["settings"]
+    opened = open_for_use(folder.cell(cell["of"]), said["host"])
+    torch.manual_seed(int(said["seed"]))
+    judged, examples = opened.rows(None, None, Path(said["data_dir"]) if said.get("data_dir") else None)
+    encoded = opened.codec.encode(examples)
+    how = cell["more"]
+    answers = opened.answers(encoded, watch, Route(routing=how["routing"], passes=how["passes"]))
+    of = folder.result(cell["of"])
+    assert of is not None, "what is asked is done before"
+    kept = ("rows", "validation", "selected", "trained_parameters", "host_parameters", "stored_bytes", "notes")
+    facts = judged_facts(opened.codec.task, examples, [answer.prediction for answer in answers])
+    return (
+        facts
+        | {name: of[name] for name in kept}
+        | {
+            "task": _task_facts(opened.codec.task),
+            "judged": judged,
+            "scores": opened.codec.measure(encoded, answers),
+            "loss": _loss(examples, answers),
+            "seconds": round(time.monotonic() - began, 3),
+            "peak_megabytes": peak_megabytes(),
+            "versions": versions(),
+        }
+    )
+
+
+WORK: dict[str, Callable[[StudyFolder, str, Description, Any], Result]] = {
+    "train": _train,
+    "embeddings": _embeddings,
+    "route": _route,
+}
+
+
+# their parts
+
+
+def check_apart(prepared: Any) -> None:
+    """Refuse rows that judge what they, or their copies, have chosen or taught."""
+    from inlay.data.splits import Prepared
+
+    assert isinstance(prepared, Prepared)
+    if prepared.judge == "validation":
+        raise ConfigError(
+            f"{prepared.task.name} has no test rows, so that its validation rows would choose and judge at once. "
+            f"Use splits: held_out, or give a test_file."
+        )
+    judged = {example.texts for example in prepared.test}
+    for split in ("validation", "train"):
+        shared = len(judged & {example.texts for example in getattr(prepared, split)})
+        if shared > LEAK * len(judged):
+            raise ConfigError(
+                f"{prepared.task.name}: {shared:,} of the {len(judged):,} judged texts are {split} rows as well, so "
+                f"that the score would not be one of unseen rows. Give others as test rows."
+            )
+
+
+def _task_facts(task: Any) -> dict[str, Any]:
+    positive = task.labels.index(task.positive) if task.positive in task.labels else len(task.labels) - 1
+    facts = {"name": task.name, "kind": task.kind, "metrics": list(task.metrics), "labels": len(task.labels)}
+    return facts | ({"positive_index": positive} if task.kind == "classification" else {})
+
+
+def _loss(examples: Any, answers: Any) -> float | None:
+    """The mean of −log p of the right label; None where there are no probabilities of labels."""
+    if not all(isinstance(e.target, int) and a.probabilities and len(a.probabilities) > e.target >= 0
+               for e, a in zip(examples, answers, strict=True)):  # fmt: skip
+        return None
+    each = [-math.log(max(a.probabilities[e.target], 1e-12)) for e, a in zip(examples, answers, strict=True)]
+    return round(sum(each) / len(each), 5)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _forget_peak() -> None:
+    """A worker runs many cells; the peak of each counts from its own beginning (Linux)."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -1,0 +1,220 @@
+"""Cells: run once, shared, named by what decides them, chosen by validation rows alone."""
+
+import json
+import shutil
+
+import pytest
+
+from inlay import InlayError
+from inlay.cli import main
+from inlay.runs.folder import Run
+from inlay.studies.cells import StudyFolder
+from inlay.studies.formats import as_csv, as_text
+from inlay.studies.plan import Plan, View, view_of
+from inlay.studies.records import export
+from inlay.studies.statistics import points
+from inlay.studies.tables import tables
+from tests.studies.tiny import FILE, run_here, study_in
+from tests.training.small import rows, write_rows
+
+
+def scores(view):
+    return {str(slot): view.results[cell.name]["scores"] for slot, cell in view.filled.items()}
+
+
+def test_every_slot_is_filled_and_shared_cells_run_once(finished):
+    _, view, ran = finished
+    assert set(view.filled) == set(view.plan.drafts)
+    assert len(ran) == len(set(ran)) == 4 + 2 + 8 + 4
+    sources = {cell.name for slot, cell in view.filled.items() if slot.way == "source"}
+    fusions = [cell for slot, cell in view.filled.items() if slot.way == "fused"]
+    assert {member for cell in fusions for member in cell.members[:-1]} == sources
+    for cell in fusions:  # never the target's own among the sources, its own last
+        assert [member.task for member in cell.draft.members] == [
+            *(t for t in "ab" if t != cell.slot.task),
+            cell.slot.task,
+        ]
+
+
+def test_a_finished_study_runs_nothing_again(here, finished):
+    out, view, _ = finished
+    again, ran = run_here(study_in(here), out)
+    assert ran == []
+    assert scores(again) == scores(view)
+
+
+def test_a_cell_is_a_run_folder_that_can_be_used(finished):
+    _, view, _ = finished
+    slot, cell = next((slot, cell) for slot, cell in view.filled.items() if slot.way == "fused")
+    run = Run.opened(view.folder.cell(cell.name))
+    assert run.record()["status"] == "finished"
+    assert run.record()["scores"] == view.results[cell.name]["scores"]
+    assert run.report.is_file()
+    assert run.record()["seed"] == slot.seed
+
+
+def test_a_cells_answers_give_its_score(finished):
+    _, view, _ = finished
+    for result in view.results.values():
+        assert points(result).mean() == pytest.approx(result["scores"]["accuracy"], abs=1e-9)
+        assert len(points(result)) == 40
+
+
+def test_a_new_way_leaves_the_others_valid(here, finished, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(finished[0], out)
+    ways = FILE["ways"] | {"head": {"kind": "head"}}
+    _, ran = run_here(study_in(here, ways=ways, name="tiny"), out)
+    assert len(ran) == 4
+
+
+@pytest.mark.parametrize("change", ["seed", "setting", "rows", "host"])
+def test_what_decides_a_cell_is_in_its_name(here, finished, tmp_path, change):
+    _, view, _ = finished
+    before = set(view.names())
+    shutil.copytree(here / "bert", tmp_path / "bert")
+    shutil.copytree(here / "data", tmp_path / "data")
+    changed = {}
+    if change == "seed":
+        changed = {"seeds": [7, 8]}
+    elif change == "setting":
+        changed = {"settings": FILE["settings"] | {"batch_size": 8}}
+    elif change == "rows":
+        for name in "abc":
+            write_rows(tmp_path / "data" / name / "train.jsonl", rows(150, seed=3))
+    else:
+        config = json.loads((tmp_path / "bert" / "config.json").read_text())
+        (tmp_path / "bert" / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    after = View(Plan.of(study_in(tmp_path, **changed)), StudyFolder(tmp_path / "none")).look().names()
+    kept = {name for name, cell in after.items() if name in before}
+    assert after
+    assert {after[name].slot.way for name in kept} <= {"seed": {"source"}, "setting": {"logreg"}}.get(change, set())
+
+
+def test_where_things_are_is_not_in_a_cells_name(here, finished, tmp_path):
+    shutil.copytree(here / "bert", tmp_path / "bert")
+    shutil.copytree(here / "data", tmp_path / "elsewhere" / "data")
+    shutil.move(tmp_path / "elsewhere" / "data", tmp_path / "data")
+    _, view, _ = finished
+    after = View(Plan.of(study_in(tmp_path)), StudyFolder(tmp_path / "none")).look()
+    assert set(after.names()) < set(view.names())
+
+
+# selection
+
+
+def test_the_judged_rows_choose_nothing(here, finished, tmp_path):
+    """Judged scores are turned around in every candidate: the same ones are chosen, and the fusions are the same cells."""
+    out = tmp_path / "out"
+    shutil.copytree(finished[0], out)
+    _, view, _ = finished
+    folder = StudyFolder(out)
+    for name, result in view.results.items():
+        other = {key: value for key, value in result.items() if key not in ("sha256", "format", "cell")}
+        other["scores"] = {metric: 1 - value for metric, value in result["scores"].items()}
+        other["said"] = "".join("10"[int(label)] for label in result["said"])
+        folder.write_result(name, other)
+    after = view_of(out)
+    assert {str(s): c.name for s, c in after.filled.items()} == {str(s): c.name for s, c in view.filled.items()}
+    single = [slot for slot in view.filled if slot.way == "single"]
+    best = {slot: max(c.name for c in view.cells[slot]) for slot in single}
+    for slot in single:  # and the validation rows do choose
+        for cell in view.cells[slot]:
+            result = {k: v for k, v in view.results[cell.name].items() if k not in ("sha256", "format", "cell")}
+            folder.write_result(cell.name, result | {"selected": float(cell.name == best[slot])})
+    assert {slot: view_of(out).filled[slot].name for slot in single} == best
+
+
+def test_a_planted_leak_is_refused(here, tmp_path):
+    """The judged rows are put among the rows that choose: the cells fail, and say why."""
+    shutil.copytree(here / "bert", tmp_path / "bert")
+    shutil.copytree(here / "data", tmp_path / "data")
+    for name in "bc":
+        shutil.copy(tmp_path / "data" / name / "test.jsonl", tmp_path / "data" / name / "validation.jsonl")
+    ways = {"logreg": {"kind": "embeddings"}, "head": {"kind": "head"}}
+    view, _ = run_here(study_in(tmp_path, ways=ways, against=None, seeds=[0]), tmp_path / "out")
+    assert not view.filled
+    assert len(view.failures) == 4
+    assert all("judged texts are validation rows as well" in failure.error for failure in view.failures.values())
+
+
+@pytest.mark.parametrize("search", ["first", "mean"])
+def test_one_point_of_the_grid_for_all_seeds(here, finished, tmp_path, search):
+    out = tmp_path / "out"
+    shutil.copytree(finished[0], out)
+    ways = {"single": FILE["ways"]["single"]}
+    view, ran = run_here(study_in(here, search=search, ways=ways), out)
+    assert ran == []
+    points = {(slot.task, cell.draft.point["lr"]) for slot, cell in view.filled.items()}
+    assert len(points) == 2
+    if search == "mean":
+        for slot, cell in view.filled.items():
+            means = {}
+            for seed in (0, 1):
+                for other in view.cells[slot.__class__(slot.host, slot.task, slot.way, slot.rows, seed)]:
+                    means.setdefault(other.draft.point["lr"], []).append(view.results[other.name]["selected"])
+            assert sum(means[cell.draft.point["lr"]]) == max(map(sum, means.values()))
+
+
+# what breaks
+
+
+def test_a_broken_cell_is_shown_and_the_rest_goes_on(here, tmp_path):
+    """A learning rate at which training diverges."""
+    ways = {
+        "mad": {"lr": 1e30, "options": {"size": 4}},
+        "after": {"kind": "fusion", "members": [{"way": "single", "tasks": "targets"}, {"way": "mad"}]},
+        "single": {"options": {"size": 4}},
+    }
+    view, _ = run_here(study_in(here, ways=ways, seeds=[0]), tmp_path / "out")
+    assert {slot.way for slot in view.failed} == {"mad", "after"}
+    assert {slot.way for slot in view.filled} == {"single"}
+    text = as_text(tables(view), view)
+    assert text.count("failed") >= 4
+    assert "diverged" in next(iter(view.failures.values())).error
+
+
+def test_a_candidate_that_fails_is_out_of_the_search(here, tmp_path):
+    ways = {"single": {"options": {"size": 4}, "grid": {"lr": [1e30, 0.02]}}}
+    view, _ = run_here(study_in(here, ways=ways, seeds=[0]), tmp_path / "out")
+    assert {cell.draft.point["lr"] for cell in view.filled.values()} == {0.02}
+    assert len(view.failures) == 2
+
+
+def test_an_altered_result_is_refused(finished, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(finished[0], out)
+    file = next((out / "cells").glob("*/cell.json"))
+    file.write_text(file.read_text().replace('"seed": 1', '"seed": 3').replace('"seed": 0', '"seed": 2'))
+    with pytest.raises(InlayError, match="does not match its sha256"):
+        view_of(out)
+
+
+# without weights
+
+
+def test_records_give_the_same_table_and_a_study_goes_on_from_them(here, finished, tmp_path):
+    out, view, _ = finished
+    count, size = export(out, tmp_path / "records")
+    assert count == len(view.results)
+    assert size < 6000 * count
+    text = "".join(file.read_text() for file in (tmp_path / "records").rglob("*.json"))
+    assert "good" not in text
+    assert "fine" not in text  # no word of a row
+    kept = view_of(tmp_path / "records")
+    assert as_csv(tables(kept), kept) == as_csv(tables(view), view)
+    shutil.copytree(tmp_path / "records", tmp_path / "on")
+    ways = FILE["ways"] | {"static": FILE["ways"]["fused"] | {"value": False, "tasks": ["c"]}}
+    on, ran = run_here(study_in(here, ways=ways, name="tiny"), tmp_path / "on")
+    assert len(ran) == 2 + 2 + 2  # two fusions, and what they are made of: two sources, two singles
+    assert scores(on) == scores(on) | scores(view), "what is trained again has the same scores"
+
+
+def test_export_and_table_by_command(finished, tmp_path, capsys):
+    out, _, _ = finished
+    main(["study", "export", str(out), "--out", str(tmp_path / "records")])
+    main(["study", "table", str(tmp_path / "records"), "--format", "markdown"])
+    told = capsys.readouterr().out
+    assert "| way |" in told
+    main(["study", "show", str(tmp_path / "records"), "--json"])
+    assert json.loads(capsys.readouterr().out)["states"] == {"done": 14, "chosen": 4}

@@ -1,0 +1,142 @@
+"""Local processes: killed at any moment, shared by two runners, the same table."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+import yaml
+
+from inlay.studies.formats import as_csv
+from inlay.studies.plan import view_of
+from inlay.studies.tables import tables
+from tests.studies.tiny import FILE
+
+RUN = [sys.executable, "-c", "from inlay.cli import main; main()", "study"]
+
+
+def write(here, name="tiny", **changed):
+    said = FILE | {"hosts": {"bert": str(here / "bert")}, "data_dir": str(here / "data")} | changed
+    file = here / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(said, sort_keys=False))
+    return file
+
+
+def started(file, out, *more):
+    words = [*RUN, "run", str(file), "--out", str(out), "--processes", "2", "--quiet", *more]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process, code=0):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, f"{out}\n{err}"
+    return out
+
+
+def table(out):
+    """Every score, without times and memory, which no two runs share."""
+    view = view_of(out)
+    lines = [line.split(",") for line in as_csv(tables(view), view).splitlines()]
+    return [[*line[:14], line[-1]] for line in lines]
+
+
+def events(out):
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def workers_of(process):
+    """The processes that a runner has started."""
+    found = subprocess.run(["/bin/ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+    return [int(word) for word in found.stdout.split()]
+
+
+def nothing_ran_twice(out):
+    """No cell was begun again after it was finished, and none at two places at once."""
+    finished, running = set(), {}
+    for event in events(out):
+        name = event["cell"]
+        if event["event"] == "begin":
+            assert name not in finished
+            running[name] = event["process"]
+        elif event["event"] == "finished":
+            finished.add(name)
+    return finished
+
+
+def test_two_runners_share_a_folder_and_kills_change_nothing(here, finished, tmp_path):
+    """Runners and workers are killed at random moments; a second runner works on the same folder all the time."""
+    file, out, chance = write(here), tmp_path / "out", random.Random(0)
+    other = started(file, out)
+    for kill in range(3):
+        process = started(file, out)
+        time.sleep(chance.uniform(2.0, 6.0))
+        targets = workers_of(process) if kill % 2 else [process.pid]
+        for pid in targets[:1]:
+            os.kill(pid, signal.SIGKILL)
+        if kill % 2:
+            process.terminate()
+        process.communicate(timeout=120)
+    ended(other)
+    ended(started(file, out))
+    assert table(out) == table(finished[0])
+    assert nothing_ran_twice(out) == set(finished[1].names())
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(here, tmp_path):
+    ways = {"single": {"options": {"size": 4}, "epochs": 4000, "patience": 0}}
+    file, out = write(here, "long", ways=ways, against=None, seeds=[0]), tmp_path / "out"
+    process = started(file, out)
+    for _ in range(2000):
+        if list(out.glob("cells/*/checkpoint.safetensors")):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert f"To go on: inlay study run {file} --out {out}" in told
+    assert Counter(event["event"] for event in events(out))["interrupted"] >= 1
+    assert list(out.glob("cells/*/checkpoint.safetensors"))
+    assert not workers_of(process)
+
+
+def test_a_worker_that_keeps_dying_makes_its_cell_fail(here, tmp_path, monkeypatch):
+    """Its cell is tried as often as the study says, then it is shown."""
+    from inlay.studies.cells import StudyFolder
+    from inlay.studies.engines.processes import Processes
+    from inlay.studies.plan import Plan, View
+    from inlay.studies.schedule import Schedule
+    from tests.studies.tiny import study_in
+
+    study = study_in(here, ways={"head": {"kind": "head"}}, against=None, seeds=[0], tries=2, groups={"targets": ["c"]})
+    engine = Processes(1)
+    engine.command = [
+        sys.executable,
+        "-c",
+        "import os, signal, sys; sys.stdin.readline(); os.kill(os.getpid(), signal.SIGKILL)",
+    ]
+    plan, folder = Plan.of(study), StudyFolder(tmp_path / "out")
+    folder.claim(plan.facts())
+    view = Schedule(View(plan, folder), engine).run()
+    (failure,) = view.failures.values()
+    assert failure.tries == 2
+    assert "killed by SIGKILL" in failure.error
+    assert len(view.failed) == 1
+
+
+@pytest.mark.parametrize("megabytes", [100.0, 1e9])
+def test_memory_decides_how_many_run(megabytes):
+    from inlay.studies.engines.processes import Processes, _Process
+
+    engine = Processes(4)
+    engine.free_megabytes = 10_000.0
+    assert engine.room(1e9), "one may always run"
+    busy = _Process.__new__(_Process)
+    busy.cell, busy.megabytes = "one", 1000.0
+    engine.workers = [busy]
+    assert engine.room(megabytes) is (megabytes < 1e6)
