@@ -234,7 +234,7 @@ def get_ready_jointly(
 def _set_up(bench: Workbench, name: str, found: _FoundTask, mode: str) -> str | None:
     """Set what a task has of its own into the host; returns its name, if there is anything."""
     own = found.settings
-    head = None if bench.form == "text" else bench.head(own.head_layers, own.head_dropout, own.pooling)
+    head = None if bench.form != "labels" else bench.head(own.head_layers, own.head_dropout, own.pooling)
     if mode == "full" and head is None:
         return None
     kind: Any = "inlay" if found.method is not None else "head"
