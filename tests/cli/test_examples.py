@@ -77,6 +77,7 @@ def run(here, monkeypatch):
     monkeypatch.setenv("INLAY_CACHE", str(here / "cache"))
     monkeypatch.setattr(sources, "_from_hub", from_the_hub)
     monkeypatch.setattr("inlay.demo.run_demo", lambda *words, **flags: {})
+    monkeypatch.setattr("inlay.demo.text.run_text_demo", lambda *words, **flags: {})
     monkeypatch.setattr("inlay.serve.server.serve", lambda engine, *words, **flags: engine.close())  # it would not end
 
     def run(line):

@@ -268,3 +268,43 @@ def test_what_the_hub_says_no_to_is_one_clear_error(shelf, make, message, capsys
     assert "could not be read" in told
     assert "no host 'no-host'" in told, "both at once"
     assert not (shelf / "run").exists()
+
+
+# data to text
+
+
+def test_e2e_has_one_text_per_row_there_and_is_scored_once_per_source(shelf):
+    facts = ["name[Aromi], eatType[pub], familyFriendly[yes]", "name[Zizzi], priceRange[cheap]"]
+    rows = [
+        {"meaning_representation": fact, "human_reference": f"text {i} {n}"}
+        for i, fact in enumerate(facts)
+        for n in range(2)
+    ]
+    put(shelf, "tuetschek/e2e_nlg", {"train": rows, "validation": rows, "test": rows})
+    prepared = prepare(Data(task="e2e", metrics=("exact_match",)))
+    assert sizes(prepared) == [4, 2, 2]
+    assert prepared.train[0].texts == (("name : Aromi | Type : pub | family friendly : yes", None),)
+    assert prepared.test[1].texts[0][0] == "name : Zizzi | price : cheap"
+    assert prepared.test[1].answers == ("text 1 0", "text 1 1")
+
+
+def webnlg(category, *texts):
+    sets = [{"mtriple_set": ["Aarhus | leader | Jacob", "Aarhus | in | Denmark"]}]
+    lex = [{"comment": "good", "lid": "1", "text": text} for text in texts]
+    return {"category": category, "modified_triple_sets": sets, "lex": lex}
+
+
+def test_webnlg_and_dart_are_linearised_as_triples(shelf):
+    test = [webnlg("City", "d"), webnlg("Artist", "e")]
+    splits = {"train": [webnlg("Airport", "a", "b")], "dev": [webnlg("City", "c")], "test": test}
+    put(shelf, "webnlg-challenge/web_nlg", splits, "webnlg_challenge_2017")
+    prepared = prepare(Data(task="webnlg", metrics=("exact_match",)))
+    assert sizes(prepared) == [2, 1, 2]
+    assert prepared.train[0].texts[0][0] == "Aarhus : leader : Jacob | Aarhus : in : Denmark"
+    assert [example.group for example in prepared.test] == ["seen", "unseen"]
+    texts = [{"source": "x", "text": "It joined."}, {"source": "x", "text": ""}]
+    rows = [{"tripleset": [["Mars Hill", "JOINED IN", "1973"]], "annotations": texts}] * 2
+    put(shelf, "Yale-LILY/dart", {"train": rows, "validation": rows, "test": rows})
+    dart = prepare(Data(task="dart", metrics=("exact_match",)))
+    assert dart.test[0].texts[0][0] == "Mars Hill : joined in : 1973"
+    assert dart.test[0].target == "It joined.", "an empty text beside another is left out, as the published scripts do"

