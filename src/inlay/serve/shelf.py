@@ -17,6 +17,7 @@ from typing import Any
 
 from inlay.checkpoints.load import load
 from inlay.checkpoints.manifest import read_manifest
+from inlay.data.task import Task
 from inlay.errors import InlayError, nearest
 from inlay.host.joined import Joiner
 from inlay.host.plan import Plan
@@ -95,14 +96,24 @@ class Shelf:
         self.shared: dict[str, str] = {}
         """Digest of a member's manifest → its name on the host."""
         self.numbers = count(1)
+        self.bare = self._bare() if bench.form == "text" else None
+        """The host by itself, where it writes."""
         self.lock = threading.Lock()
         """Held while a model is found and claimed, published, or seen to have no claims."""
 
     def __getitem__(self, name: str) -> Model:
+        if self.bare is not None and name == self.host_name:
+            return self.models.get(name, self.bare)
         try:
             return self.models[name]
         except KeyError:
             raise NotFound(f"no model {name[:80]!r}.{nearest(name[:80], self.models)}") from None
+
+    def _bare(self) -> Model:
+        bench = self.bench.for_task(Task(name=self.host_name, kind="text"))
+        piece = Piece(self.host_name, Path(), bench.task, 1 << 30, self.host_name, None)
+        plan = inlays_of(self.host).resolve(self.host, None)
+        return Model(self.host_name, piece, None, plan, bench.codec(1 << 30), ("alone", 0))
 
     def claim(self, name: str) -> Model:
         """A model that stays on the host until it is released."""
