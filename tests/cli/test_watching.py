@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import re
 
 import pytest
@@ -96,13 +95,6 @@ def test_eval_and_predict_show_their_rows(there, told, few, capsys):
         told.calls.clear()
         main([verb, "run", "--file", "validation.jsonl", "--threads", "1"])
         assert told.calls == [("start", "rows", 0, 40), *(("asked", n, 40) for n in (16, 32, 40)), ("stop",)]
-
-
-@pytest.fixture
-def second(monkeypatch):
-    """A clock that a test sets."""
-    now = itertools.count(100)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(now)))
 
 
 def test_the_time_left_is_over_everything(monkeypatch):

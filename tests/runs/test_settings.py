@@ -16,6 +16,7 @@ from inlay.data import Task
 from inlay.errors import CheckpointError, ConfigError, SetupError
 from inlay.host.verbs import inlays_of
 from inlay.report.plots import plot_fusion, targets_by_members
+from inlay.runs.joint_settings import JointSettings
 from inlay.runs.matrix import matrix
 from inlay.runs.settings import Settings
 from inlay.runs.start import method_of
@@ -393,5 +394,5 @@ def test_the_page_of_settings_is_made_from_the_code():
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run: python tools/settings_table.py"
-    assert tool.flag_names() == set(Settings.model_fields)
+    assert tool.flag_names() == set(JointSettings.model_fields)
     assert all(field.description for field in Settings.model_fields.values())

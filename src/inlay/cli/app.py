@@ -17,7 +17,7 @@ from inlay.errors import InlayError, nearest
 from inlay.storage.plain_text import printable
 
 VERBS = {
-    "train": "Train one inlay, a head, or the whole host on a task.",
+    "train": "Train one inlay, a head, or the whole host; or several tasks together.",
     "finish": "Take an interrupted run's best state so far as its result.",
     "fuse": "Learn to combine trained inlays for a target task.",
     "eval": "Measure a run or an inlay on a split or a file.",

@@ -62,7 +62,7 @@ def flags(
     what they need, and not shown.
     """
     made: list[click.Parameter] = []
-    for name in [name for base in config.__mro__ for name in get_annotations(base)]:
+    for name in dict.fromkeys(name for base in config.__mro__ for name in get_annotations(base)):
         field = config.model_fields.get(name)
         if field is None or name in leave_out:
             continue

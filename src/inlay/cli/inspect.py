@@ -31,7 +31,10 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 def work(paths: tuple[Path, ...], picture: Path | None, layer: str | None, as_json: bool) -> None:
     if layer is not None and picture is None:
         raise click.UsageError("--layer says what to draw; give --picture as well.")
-    found = [_run(path) if (path / "run.json").is_file() else _inlay(path) for path in paths]
+    from inlay.runs.folder import run_at
+
+    runs = {path: run_at(path) for path in paths}
+    found = [_inlay(path) if run is None else _joint(run) if run.tasks() else _run(run) for path, run in runs.items()]
     if picture is not None:
         pictures = _draw_fusions(paths, picture, layer)
         for facts in found:
@@ -57,10 +60,22 @@ def _weights(attention: dict[str, dict[str, float]]) -> str:
     return columns([*rows, ("mean", *means)], ("it listens to", *members))
 
 
-def _run(path: Path) -> dict[str, Any]:
-    from inlay.runs.folder import Run
+def _joint(run: Run) -> dict[str, Any]:
+    """A joint run: what it is, and the scores and the curve of every task."""
+    record = run.record()
+    facts = {
+        key: record.get(key)
+        for key in ("status", "mode", "method", "host", "rows", "trained_parameters", "host_parameters")
+    }
+    facts |= {key: record.get(key) for key in ("best_step", "steps", "seconds", "padding", "seed", "versions")}
+    for task in run.tasks():
+        mine = _run(task)
+        facts[task.task] = {key: mine[key] for key in ("rows", "judged", "scores") if key in mine}
+    facts["curve"] = [v for entry in run.history() if (v := entry.get("validation_mean")) is not None]
+    return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
-    run = Run(path)
+
+def _run(run: Run) -> dict[str, Any]:
     record, history = run.record(), run.history()
     task = record["task"] or {}
     main = next(iter(task.get("metrics") or ()), None)
@@ -138,7 +153,7 @@ command = click.Command(
     callback=work,
     help=HELP,
     params=[
-        click.Argument(["paths"], nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)),
+        click.Argument(["paths"], nargs=-1, required=True, type=click.Path(path_type=Path)),
         click.Option(
             ["--picture"], type=click.Path(path_type=Path), help="Draw a fusion's heat map here, as .png and .svg."
         ),

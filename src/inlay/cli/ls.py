@@ -89,12 +89,16 @@ def _run(run: Run) -> dict[str, Any]:
         record = run.record()
     except InlayError as error:
         return dict.fromkeys(RUN, None) | {"run": str(run.folder), "status": "unreadable", "why": str(error)}
+    tasks = record.get("tasks") or {}
     scores = {name: value for name, value in (record.get("scores") or {}).items() if value is not None}
+    if tasks and record["status"] == "finished":
+        main = [next(iter(each["scores"].values())) for each in tasks.values()]
+        scores = {"mean": sum(main) / len(main)} if None not in main else {}
     metric = next(iter(scores), None)
     return {
         "run": str(run.folder),
         "status": record["status"],
-        "task": (record["task"] or {}).get("name"),
+        "task": ", ".join(tasks) or (record["task"] or {}).get("name"),
         "trained": record.get("method") or record["mode"],
         "parameters": record.get("trained_parameters"),
         "lr": (record.get("settings") or {}).get("lr"),

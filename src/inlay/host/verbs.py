@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -69,6 +70,12 @@ def activate(host: nn.Module, setup: Setup) -> None:
     inlays_of(model).activate(model, setup)
 
 
+def activator(host: nn.Module, setup: Setup) -> Callable[[], None]:
+    """A function that lets a setup act, resolved once: until an inlay comes, goes or changes its modules."""
+    model, inlays = bare(host), inlays_of(host)
+    return partial(inlays.switch, model, inlays.resolve(model, setup))
+
+
 @contextmanager
 def activated(host: nn.Module, setup: Setup) -> Iterator[None]:
     """Activate a setup for the length of a `with` block, then restore what was active before."""
@@ -98,8 +105,14 @@ def active(host: nn.Module) -> Setup:
     return inlays.active if inlays is not None else None
 
 
-def train(host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None) -> None:
-    """Activate a setup and let it train: its inlays, or only those named, require gradients; all else is frozen."""
+def train(
+    host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None, host_too: bool = False
+) -> None:  # fmt: skip
+    """Activate a setup and let it train: its inlays, or only those named, require gradients; all else is frozen.
+
+    host_too: the host's own weights train as well, but for its head where all of the setup's inlays have their own:
+    with `Rows("a", "b")` several tasks then share what they learn (multi-task training).
+    """
     inlays = inlays_of(host)
     if setup is None:
         raise SetupError("nothing to train: the bare host has no inlay. Name one, as in inlay.train(host, 'rte').")
@@ -114,7 +127,17 @@ def train(host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None) -
     freeze(host)
     for name in learners:
         inlays[name].requires_grad_(True)
+    if host_too:
+        _train_host(bare(host), inlays, all(inlays[name].head is not None for name in names_in(setup)))
     host.train()
+
+
+def _train_host(host: PreTrainedModel, inlays: Inlays, own_heads: bool) -> None:
+    """Every weight of the host. What own heads stand in for does not train: no gradient reaches it."""
+    idle = inlays.anatomy.head if own_heads else ()
+    for path, parameter in host.named_parameters():
+        if not path.startswith(f"{ATTRIBUTE}.") and not any(path.startswith(f"{module}.") for module in idle):
+            parameter.requires_grad_(True)
 
 
 def freeze(host: nn.Module, name: str | None = None) -> None:

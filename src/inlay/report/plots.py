@@ -49,6 +49,18 @@ def curve(history: Sequence[Mapping[str, float | None]], main: str) -> Markup:
     return _svg(figure)
 
 
+def curves(history: Sequence[Mapping[str, float | None]], columns: Mapping[str, str], what: str) -> Markup:
+    """One line per column of the history over the steps, each with its name; what is not there leaves a gap."""
+    figure, axes = _figure(6, 3.2)
+    for column, name in columns.items():
+        seen = [(number(e["step"]), number(e[column])) for e in history if e.get(column) is not None]
+        axes.plot([step for step, _ in seen], [value for _, value in seen], marker=".", label=_cut(name))
+    axes.set_xlabel("step")
+    axes.set_ylabel(what)
+    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _svg(figure)
+
+
 def confusion(labels: Sequence[str], targets: Sequence[int], predictions: Sequence[int]) -> Markup:
     """How often each label was taken for each other."""
     counts = torch.zeros(len(labels), len(labels))

@@ -14,16 +14,16 @@ from inlay.errors import CheckpointError, ConfigError
 from inlay.host.heads import Head
 from inlay.host.verbs import inlays_of
 from inlay.methods import Method, method_from
-from inlay.runs.folder import RECORD, Run, inlay_in
+from inlay.runs.folder import inlay_in, run_at
 from inlay.runs.settings import Settings, given_to
 
 
 def begun_from_a_run(settings: Settings) -> Settings:
     """With a run as the host: its full host, or its host with its inlay as the start of the new one."""
     folder = Path(settings.host)
-    if not (folder / RECORD).is_file():
+    run = run_at(folder)
+    if run is None:
         return settings
-    run = Run(folder)
     record = run.record()
     if record.get("status") != "finished":
         raise CheckpointError(f"the host {folder} is a run that is not finished. Go on: inlay train --resume {folder}")
@@ -41,7 +41,7 @@ def begun_from_a_run(settings: Settings) -> Settings:
                 f"the host {folder} is a run of mode {record['mode']}, which a single inlay cannot start from. "
                 f"Use its own host {record['host']}."
             )
-        changed["start"] = run.inlay
+        changed["start"] = run.of_one_task().inlay
     return settings.model_copy(update=changed)
 
 

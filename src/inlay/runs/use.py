@@ -19,7 +19,7 @@ from inlay.data.sources import read_splits
 from inlay.errors import CheckpointError, ConfigError
 from inlay.host.heads import CHOICE, SPAN, Head
 from inlay.host.verbs import activate
-from inlay.runs.folder import RECORD, Run
+from inlay.runs.folder import RECORD, Run, run_at
 from inlay.runs.settings import Settings
 from inlay.runs.train import FILES, Allowed
 from inlay.training.codec import Answer, Codec, EncodedSplit, asking
@@ -159,10 +159,11 @@ def _several(task: Task, answer: Answer) -> dict[str, Any]:
     return {"labels": labels, "probabilities": dict(zip(task.labels, shares, strict=True))}
 
 
-def open_for_use(path: Path, host_name: str | None = None, allowed: Allowed = Allowed()) -> Opened:  # noqa: B008 (frozen)
-    """Open a run folder, or an inlay's folder."""
-    if (path / RECORD).is_file():
-        return _open_run(Run(path), host_name, allowed)
+def open_for_use(path: str | Path, host_name: str | None = None, allowed: Allowed = Allowed()) -> Opened:  # noqa: B008 (frozen)
+    """Open a run folder, one task of a joint run (`runs/joint:rte`), or an inlay's folder."""
+    path, run = Path(path), run_at(path)
+    if run is not None:
+        return _open_run(run.of_one_task(), host_name, allowed)
     manifest = read_manifest(path)
     if manifest.method["kind"] == "fusion":
         raise CheckpointError(

@@ -109,6 +109,8 @@ class Recipe(Generation):
     """Decoders that answer in text: several short rows in one sequence, where that changes no result."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision, if the device has it."""
+    gradient_checkpointing: bool = False
+    """Compute each layer anew in the backward pass instead of keeping what it gave: less memory, more time."""
     seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)
     """The seed of everything that is left to chance."""
 
