@@ -307,7 +307,7 @@ class Engine:
             if mark in ((), model.piece_mark):
                 continue
             try:
-                self.load(model.piece.folder, model.name)
+                self.put(model.piece.again())
                 done.append(model.name)
             except (InlayError, OSError) as error:
                 model.piece_mark = mark  # tried; it is tried again when it changes again
@@ -389,11 +389,13 @@ class Engine:
         try:
             with torch.inference_mode():
                 self._forward(batch)
-        except BaseException as error:
-            LOG.exception("a batch failed", extra={"rows": len(batch)})
-            failure = error if isinstance(error, ServeError) else ServeError("the host failed on this batch.")
+        except ServeError as error:  # what was asked has no meaning
             for row in batch:
-                row.request.fail(failure)
+                row.request.fail(error)
+        except BaseException:
+            LOG.exception("a batch failed", extra={"rows": len(batch)})
+            for row in batch:
+                row.request.fail(ServeError("the host failed on this batch."))
         seconds = time.perf_counter() - begun
         self.speed += 0.2 * (len(batch) / max(seconds, 1e-6) - self.speed)
         self.observer.batch(batch, seconds)

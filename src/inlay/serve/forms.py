@@ -164,6 +164,7 @@ class ModelFacts(BaseModel):
     pair: bool
     max_length: int
     columns: list[str]
+    reads: dict[str, str | None]
 
 
 class ModelEntry(BaseModel):

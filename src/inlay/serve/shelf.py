@@ -76,6 +76,7 @@ class Model:
             "task": task.name, "kind": task.kind, "labels": list(task.labels), "method": self.method,
             "members": list(self.members), "pair": task.pair is not None, "max_length": self.codec.max_length,
             "columns": task.columns(labelled=False),
+            "reads": {"text": task.text, "pair": task.pair, "choices": task.choices},
         }  # fmt: skip
 
 
@@ -85,6 +86,7 @@ class Shelf:
     def __init__(self, bench: Workbench, host_name: str, allowed: Allowed, most: int) -> None:
         self.bench, self.allowed, self.most = bench, allowed, most
         self.host = bare(bench.host.eval())
+        self.host_path = host_name
         self.host_name = Path(host_name).name if Path(host_name).is_dir() else host_name
         with registering(self.host) as inlays:
             self.joiner = Joiner(inlays.anatomy)
@@ -132,7 +134,7 @@ class Shelf:
         """Load a model and publish it under its name, whole or not at all; one of that name retires."""
         if piece.name not in self.models and len(self.models) >= self.most:
             raise TooLarge(f"{self.most} models are loaded, which is the limit. Delete one first.")
-        if piece.own_host and self.models:
+        if piece.own_host and Path(str(piece.host)).resolve() != Path(self.host_path).resolve():
             raise Invalid(f"{piece.name!r} changed the whole host, so it cannot join the others on this one.")
         model = self._made(piece)
         with self.lock:
