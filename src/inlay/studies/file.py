@@ -332,10 +332,7 @@ def _way(study: Study, name: str) -> list[str]:
             for line in told.split("\n"):
                 problems.setdefault(line, []).append(slot.task)
     every = set(study.tasks_of(way.tasks))
-    return [
-        f"{where}{_those(tasks, every)}: {line}"
-        for line, tasks in problems.items()
-    ]
+    return [f"{where}{_those(tasks, every)}: {line}" for line, tasks in problems.items()]
 
 
 def _those(tasks: Sequence[str], every: set[str]) -> str:

@@ -113,12 +113,14 @@ def _train(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
 def _finishing(folder: Path) -> Callable[..., None]:
     """Keeps what only the run itself knows: its answers, their loss, and a fusion's attention."""
     from inlay.studies.answers import judged_facts
+    from inlay.studies.efficiency import step_costs
     from inlay.training.evaluate import attention_on
 
     def keep(job: Any, judged: Any, answers: Any) -> None:
         check_apart(job.prepared)
         facts = judged_facts(job.prepared.task, judged.examples, [answer.prediction for answer in answers])
         facts["loss"] = _loss(judged.examples, answers)
+        facts["costs"] = step_costs(job)
         if job.settings.mode == "fusion":
             some = job.codec.encode(job.prepared.validation[:ATTENTION_ROWS])
             seen = attention_on(job.host, job.name, some)
