@@ -14,8 +14,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "prefix": lambda: PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=20),
     "ia3": lambda: IA3Config(
         task_type="SEQ_CLS",
-        target_modules=["key", "value", "intermediate.dense"],
-        feedforward_modules=[],
+        target_modules=r".*\.(key|value)|.*layer\.\d+\.output\.dense",
+        feedforward_modules=r".*layer\.\d+\.output\.dense",  # its input is rescaled, as inlay.IA3 does
     ),
 }
 

@@ -158,12 +158,12 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_the_command_line_knows_it(say) -> None:
-    listed = {row["method"]: row["about"] for row in json.loads(say("ls", "methods", "--json"))}
+    listed = {row["method"]: row["about"] for row in json.loads(say("ls", "methods", "--json"))["methods"]}
     assert listed["squeeze"] == "A squeeze after the FFN, made up for this test."
     assert "closed" in listed
     told = json.loads(say("params", "bert", "--method", "squeeze", "--options", "size=4", "--json"))
     assert told["trainable"] == 2 * (2 * 16 * 4 + 16 + 4)
-    assert {row["method"] for row in json.loads(say("params", "bert", "--json"))} >= {"squeeze", "closed"}
+    assert {row["method"] for row in json.loads(say("params", "bert", "--json"))["methods"]} >= {"squeeze", "closed"}
     flags = (
         "--host",
         "bert",

@@ -28,8 +28,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,11 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 LIMIT = 120.0
 """Seconds that a verb may take; a hundred times what it does take."""
+WARM = (
+    "matplotlib.backends.backend_svg", "sklearn.metrics", "transformers.models.bert.modeling_bert",
+    "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
+    "transformers.tokenization_utils_tokenizers", "inlay.runs.estimate", "inlay.runs.prune", "inlay.runs.use",
+)  # fmt: skip
 ROWS = ("--train-file", "train.jsonl", "--validation-file", "validation.jsonl", "--batch-size", "16", "--threads", "1")
 FAST = ("--epochs", "1", "--lr", "0.01", "--save-every", "1", "--quiet")
 HOSTILE: tuple[Any, ...] = (
@@ -78,7 +83,7 @@ class Place:
     def build(self) -> None:
         from tests.training.small import rows, save_bert, write_rows
 
-        save_bert(self.folder / "bert")
+        self.apart(lambda: save_bert(self.folder / "bert"))
         write_rows(self.folder / "train.jsonl", rows(48))
         write_rows(self.folder / "validation.jsonl", rows(16, seed=1))
         host = ("train", "--host", "bert", *ROWS, *FAST)
@@ -92,12 +97,12 @@ class Place:
         self.interrupted(*host, "--out", "good/cut")
 
     def warm_up(self) -> None:
-        """Use a run here once: what a verb imports as it goes is then there in every process that is forked."""
-        from inlay.cli import main
-
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
-            main(["eval", "good/a", "--threads", "1"])
-            main(["inspect", "good/fused", "--picture", "heat"])
+        """Import what verbs import as they go, once for all processes that are forked. No thread may run here then."""
+        for name in WARM:
+            import_module(name)
+        names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
+        threads = [name for name in names if name != "jemalloc_bg_thd"]  # pyarrow's, which no verb waits for
+        assert len(threads) < 2, f"a forked process may wait for ever for one of these threads: {threads}"
 
     def interrupted(self, *words: str) -> None:
         """A run that was asked to stop after its first step."""
@@ -114,6 +119,18 @@ class Place:
             assert self.run(*words).code == 128 + signal.SIGTERM
         finally:
             TrainingLoop._train_step = step  # type: ignore[method-assign]
+
+    def apart(self, work: Callable[[], object]) -> None:
+        """Do something in a process of its own, where the threads that it starts do no harm."""
+        child = os.fork()
+        if not child:
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                work()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
     def start(self, *words: str) -> int:
         """A verb in a process of its own; what it says is in out.txt and err.txt."""
@@ -429,13 +446,9 @@ def _rows(place: Place) -> None:
 
 def campaign(folder: Path, seed: int, counts: tuple[int, int, int], say: Callable[[str], None] = print) -> Tally:
     """All three parts, in a folder of their own."""
-    import inlay.runs.estimate
-    import inlay.runs.prune
-    import inlay.runs.use  # noqa: F401 (everything is imported once, and forked)
-
     place, began = Place(folder, seed), time.monotonic()
-    place.build()
     place.warm_up()
+    place.build()
     say(f"built in {time.monotonic() - began:.0f} s")
     for part, count in zip((kills, flips, hostile), counts, strict=True):
         part(place, count)

@@ -102,13 +102,23 @@ SINGLE_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "compacter++": ("compacter++", {"reduction_factor": 3}),
     "lora": ("lora", {"r": 4, "alpha": 16}),
 }
+# Prefixes, IA3 and UniPELT. In T5 their prefixes move relative positions; in decoders their gates read half a text.
+WAYS: dict[str, tuple[str, ...]] = {
+    "bert": ("prefix", "prefix_flat", "prefix_left_out", "ia3", "unipelt", "unipelt_two", "lora_gated", "mam"),
+    "roberta": ("prefix", "unipelt"),
+    "gpt2": ("prefix", "prefix_flat", "ia3", "unipelt"),
+    "t5": ("prefix_flat", "ia3"),
+    "bart": ("prefix", "prefix_flat", "prefix_no_cross", "ia3"),
+}
 STACKS = {"stack": "seq_bn", "stack_double": "double_seq_bn"}
 FUSIONS = [(2, "dynamic"), (3, "dynamic"), (5, "dynamic"), (2, "static"), (5, "static")]
 MEMBER_FACTORS = (3, 3, 2, 4, 6)  # two members are alike, three and five are not
-# Cases with a head of the library: which, and its layers. Four labels, of the text or every token; questions have two.
+# Cases with a head of the library: which, and its layers. Four labels, of the text or every token; questions have two,
+# and the three texts of the inputs are the choices of one row.
 HEADS = {
     "seq_bn_head1": ("classification", 1), "seq_bn_head2": ("classification", 2),
     "seq_bn_tagging": ("tagging", 2), "seq_bn_question": ("qa", 1),
+    "seq_bn_choice": ("multiple_choice", 2),
 }  # fmt: skip
 # Saving these through T5ForConditionalGeneration, `adapters` 1.3.0 forgets the shared rule; through its own class, not.
 OWN_CLASS = [("t5", "compacter"), ("t5", "compacter++"), *((h, c) for h in ("bert", "roberta") for c in HEADS)]
@@ -247,6 +257,12 @@ def make_adapters_files() -> None:
             case = f"fusion{count}_{fusion}"
             make_adapters_case(host, case, members_of(names, "seq_bn"), Fuse(*names), fusion=fusion)
 
+    make_host("bart")
+    for host, cases in WAYS.items():
+        for case in cases:
+            pooled = case not in ("ia3", "lora_gated")  # one tensor under many names, which safetensors refuses there
+            make_adapters_case(host, case, {"a": way_of(case)}, Stack("a"), use_safetensors=not pooled)
+
     one = members_of("a", "seq_bn")
     make_adapters_case("bert", "seq_bn_bin", one, Stack("a"), use_safetensors=False)
     for host in ("bert", "roberta"):
@@ -255,7 +271,6 @@ def make_adapters_files() -> None:
             make_adapters_case(host, case, one, Stack("a"), with_head=True)
     make_adapters_setup("bert", "setup", members_of(("first", "m0", "m1"), "seq_bn"), Stack("first", Fuse("m0", "m1")))
 
-    make_host("bart")
     make_adapters_case("bart", "seq_bn_host_head", one, Stack("a"), with_head=True)
     make_adapters_case("bert", "fusion1_dynamic", members_of(["m0"], "seq_bn"), Fuse("m0"))
     make_adapters_setup("bert", "setup_fuse_one", members_of(["m0"], "seq_bn"), Fuse("m0"))
@@ -273,6 +288,28 @@ def make_adapters_files() -> None:
         make_adapters_setup("bert", f"setup_{case}", {name: everybody[name] for name in setup.flatten()}, setup)
 
 
+def way_of(case: str) -> Any:
+    """The config of a prefix, of IA3, or of a union of them."""
+    from adapters import ConfigUnion, IA3Config, LoRAConfig, ParBnConfig, PrefixTuningConfig, SeqBnConfig, UniPELTConfig
+
+    prefix, flat = (PrefixTuningConfig(prefix_length=4, bottleneck_size=6, flat=flat) for flat in (False, True))
+    adapter, lora = SeqBnConfig(reduction_factor=3), LoRAConfig(r=4, alpha=2)
+    made = {
+        "prefix": prefix,
+        "prefix_flat": flat,
+        "prefix_left_out": prefix.replace(leave_out=[0]),
+        "prefix_no_cross": flat.replace(cross_prefix=False),
+        "ia3": IA3Config(),
+        "unipelt": UniPELTConfig(prefix, adapter, lora),
+        "unipelt_two": UniPELTConfig(
+            flat.replace(shared_gating=False), adapter, lora.replace(attn_matrices=["q", "k"])
+        ),
+        "lora_gated": lora.replace(use_gating=True),
+        "mam": ConfigUnion(prefix, ParBnConfig(reduction_factor=2)),
+    }
+    return made[case]
+
+
 def load_adapters_host(host: str, case: str) -> PreTrainedModel:
     """The host made ready for adapters, or the library's own class with the host's weights in it."""
     import adapters
@@ -280,6 +317,8 @@ def load_adapters_host(host: str, case: str) -> PreTrainedModel:
     if (host, case) in OWN_CLASS:
         return adapters.AutoAdapterModel.from_pretrained(f"{host}/host").eval()
     model = load_host(host)
+    if case in WAYS.get(host, ()):  # where the mask is boolean, as sdpa's in GPT-2, their prefixes are masked away
+        model.set_attn_implementation("eager")
     adapters.init(model)
     return model
 
@@ -358,7 +397,8 @@ def add_random_adapters(
         model.add_adapter_fusion(fuse, fusion)
     if head:
         kind, layers = head
-        getattr(model, f"add_{kind}_head")("a", num_labels=2 if kind == "qa" else 4, layers=layers)
+        size = {"qa": {"num_labels": 2}, "multiple_choice": {"num_choices": 3}}.get(kind, {"num_labels": 4})
+        getattr(model, f"add_{kind}_head")("a", **size, layers=layers)
     model.set_active_adapters(setup)
     randomise([(n, p) for n, p in model.named_parameters() if n not in own], seed)
 

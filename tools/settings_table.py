@@ -14,6 +14,7 @@ from inlay.cli.eval import command as evaluation
 from inlay.cli.flags import flags
 from inlay.config import Config
 from inlay.data.sources import Data
+from inlay.runs.joint_settings import JointSettings
 from inlay.runs.settings import SPELT, FusionOptions, Settings
 from inlay.training.recipe import Generation, Recipe
 
@@ -30,6 +31,7 @@ This page is made from the code by `python tools/settings_table.py`.
 """
 PARTS: tuple[tuple[str, type[Config]], ...] = (
     ("What is trained", Settings),
+    ("Several tasks together", JointSettings),
     ("Fusion", FusionOptions),
     ("How it is trained", Recipe),
     ("How texts are written", Generation),
@@ -43,6 +45,7 @@ def page() -> str:
     for title, part in PARTS:
         others = [other for _, other in PARTS if other is not part and issubclass(part, other)]
         names = [name for name in part.model_fields if not any(name in other.model_fields for other in others)]
+        names = ["mode", *names] if part is JointSettings else names
         text += f"\n## {title}\n\n| setting | default | meaning |\n|---|---|---|\n"
         text += "".join(
             f"| `{SPELT.get(name, name)}` | {_default(part, name)} | {_meaning(part, name)} |\n" for name in names
@@ -76,7 +79,7 @@ def _cell(text: str) -> str:
 
 def flag_names() -> set[str]:
     """Every setting that some verb has a flag for."""
-    return {str(flag.name) for flag in flags(Settings)}
+    return {str(flag.name) for flag in flags(JointSettings)}
 
 
 if __name__ == "__main__":

@@ -47,9 +47,13 @@ LEARN = (
     "yaml",
 )  # fmt: skip
 """Modules that come with the extra `learn`: `import inlay` and the maths do without them."""
+SERVE = ("fastapi", "httpx2", "prometheus_client", "starlette", "uvicorn")
+"""Modules that come with the extra `serve`."""
 
 
 def extra_for(error: ModuleNotFoundError) -> str | None:
     """What to install for a module that is missing, as pip takes it; None: Inlay does not know the module."""
     name = (error.name or "").partition(".")[0]
-    return "inlay[study]" if name == "ray" else "inlay[learn]" if name in LEARN else None
+    if name in LEARN:
+        return "inlay[learn]"
+    return "inlay[study]" if name == "ray" else "inlay[serve]" if name in SERVE else None

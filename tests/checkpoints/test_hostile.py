@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import inlay
-from inlay.checkpoints import ours
+from inlay.checkpoints import fitting, ours
 from inlay.checkpoints.fitting import host_fingerprint
+from inlay.host.registry import Inlay
+from inlay.host.verbs import inlays_of
 from tests.checkpoints.rewriting import rewrite
 from tests.hosts import classifier, shake, untouched
 
@@ -86,6 +88,9 @@ PFEIFFER = {"kind": "pfeiffer", "size": 4}
         {"method": {"kind": "phm", "n": 10**9}},
         {"method": {"kind": "lora", "rank": 10**18}},
         {"method": PFEIFFER | {"size": 10**19}},
+        {"method": {"kind": "prefix", "length": 10**12}},
+        {"method": {"kind": "prompt", "length": 10**12}},
+        {"method": {"kind": "said", "d": 10**12}},
         {"method": {}},
         {"method": {"kind": None}},
         {"method": PFEIFFER | {"scale": 1e999}},
@@ -102,3 +107,32 @@ def test_manifests_that_ask_for_the_impossible(saved, changes):
         inlay.load(host, saved)
     assert untouched(host)
     assert time.monotonic() - began < 10
+
+
+def test_what_no_memory_holds_is_refused_before_it_is_taken(saved, monkeypatch):
+    """The weights' file before it is read; then the whole inlay, from a draft without memory, before it is built."""
+    taken = []
+    monkeypatch.setattr(ours.safetensors.torch, "load_file", lambda *a, **k: taken.append(a))
+    monkeypatch.setattr(fitting, "physical_memory", lambda: 1_000)
+    with pytest.raises(inlay.CheckpointError, match=r"weights.safetensors would take 0.0 GB of memory"):
+        inlay.load(classifier(), saved)
+    assert not taken
+    monkeypatch.undo()
+    size = (saved / "weights.safetensors").stat().st_size
+    checked = []
+    monkeypatch.setattr(fitting, "physical_memory", lambda: checked.append(1) or (size if len(checked) < 2 else 1_000))
+    host, build = classifier(), Inlay.fill
+    devices = []
+    monkeypatch.setattr(Inlay, "fill", lambda self, *a, **k: devices.append(k.get("device")) or build(self, *a, **k))
+    with pytest.raises(inlay.CheckpointError, match="it would take .* of memory; this machine has 0.0"):
+        inlay.load(host, saved)
+    assert devices == ["meta"]
+    assert untouched(host)
+
+
+def test_the_estimate_is_what_the_weights_take(saved):
+    host = classifier()
+    inlay.load(host, saved)
+    wanted = sum(tensor.nbytes for tensor in load_file(saved / "weights.safetensors").values())
+    assert fitting.bytes_of(inlays_of(host)["a"].parameters()) == wanted
+    assert fitting.physical_memory() > 1 << 28

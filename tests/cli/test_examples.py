@@ -57,6 +57,7 @@ def here(tmp_path_factory):
     ):
         lines = [f"{row['text']},{row['label']}" for row in rows(40)]
         (folder / name).write_text("\n".join([f"{text},{label}", *lines]) + "\n")
+    (folder / "keys.txt").write_text("admin a-key-of-many-letters\n")
     (folder / "reviews.txt").write_text("good w1\nbad w2\n")
     write_rows(folder / "more.jsonl", [{"premise": "good", "hypothesis": "bad", "label": "entailment"}] * 3)
     (folder / "rte.yaml").write_text("host: bert-base-uncased\ntask: rte\nout: runs/unnamed\n")
@@ -76,6 +77,7 @@ def run(here, monkeypatch):
     monkeypatch.setenv("INLAY_CACHE", str(here / "cache"))
     monkeypatch.setattr(sources, "_from_hub", from_the_hub)
     monkeypatch.setattr("inlay.demo.run_demo", lambda *words, **flags: {})
+    monkeypatch.setattr("inlay.serve.server.serve", lambda engine, *words, **flags: engine.close())  # it would not end
 
     def run(line):
         if " | " in line:

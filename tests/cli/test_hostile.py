@@ -192,7 +192,7 @@ def test_a_record_of_another_program_is_listed_as_unreadable(run, there, capsys)
         (there / "runs" / name / "run.json").write_text(text)
     shutil.copytree(run, there / "runs" / "good")
     main(["ls", "runs", "--json"])
-    told = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)}
+    told = {Path(row["run"]).name: row for row in json.loads(capsys.readouterr().out)["runs"]}
     assert {name: row["status"] for name, row in told.items()} == dict.fromkeys("dxyz", "unreadable") | {
         "good": "finished"
     }

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 
 import click
 import pytest
@@ -165,14 +166,59 @@ def test_inspect_and_ls_know_the_runs(inlay_cli, inlay_here, fused, place):
     assert (place / "heat.png").exists()
     assert (place / "heat.svg").exists()
     assert json.loads(inlay_here("inspect", "runs/a/inlay", "--json"))["method"]["kind"] == "pfeiffer"
-    runs = json.loads(inlay_cli("ls", "runs", "--json").stdout)
+    runs = json.loads(inlay_cli("ls", "runs", "--json").stdout)["runs"]
     assert {run["run"] for run in runs} >= {"runs/a", "runs/b", "runs/fused"}
+
+
+@pytest.mark.parametrize("layer", ["1", "encoder.0", "all", None])
+def test_several_fusions_are_one_heat_map(inlay_here, second_fusion, tmp_path, layer):
+    words = ("inspect", "runs/fused", "runs/second", "--picture", str(tmp_path / "heat.png"))
+    told = json.loads(inlay_here(*words, *(("--layer", layer) if layer else ()), "--json"))
+    assert [facts["name"] for facts in told] == ["both", "second"]
+    assert all(len(facts["pictures"]) == 2 for facts in told)
+    words_in_it = set(re.findall(r"<!-- (\w+) -->", (tmp_path / "heat.svg").read_text()))
+    assert {"a", "b"} <= words_in_it, "every member has a column"
+    assert {"fused", "second"} <= words_in_it, "every fusion has a row"
+    assert (tmp_path / "heat.png").stat().st_size > 1000
+
+
+@pytest.fixture(scope="module")
+def second_fusion(inlay_cli, fused):
+    inlay_cli("fuse", "runs/b", "runs/a", *DATA, "--max-steps", "2", "--name", "second", "--out", "runs/second")
+
+
+def test_fusions_in_folders_of_one_name_keep_a_row_each(inlay_here, fused, place, tmp_path):
+    shutil.copytree(fused, place / "elsewhere" / "fused")
+    inlay_here("inspect", "runs/fused", "elsewhere/fused", "--picture", str(tmp_path / "heat"))
+    words_in_it = set(re.findall(r"<!-- (\S+) -->", (tmp_path / "heat.svg").read_text()))
+    assert {"runs/fused", "elsewhere/fused"} <= words_in_it
+
+
+def test_a_layer_without_a_fusion_is_refused(inlay_cli, fused, place):
+    told = inlay_cli("inspect", "runs/fused", "--picture", "none.png", "--layer", "7", code=2).stderr
+    assert "no fusion acts in layer 7. They act in encoder.0, encoder.1" in told
+    assert not (place / "none.png").exists()
+
+
+def test_the_mismatched_rows_of_mnli_are_a_split(inlay_here, place):
+    labels = ("entailment", "neutral", "contradiction")
+    for split, count in (("train", 24), ("validation", 9), ("mismatched", 6)):
+        some = [{"premise": f"w{i}", "hypothesis": "good", "label": labels[i % 3]} for i in range(count)]
+        write_rows(place / "glue" / "mnli" / f"{split}.jsonl", some)
+    few = ("--batch-size", "8", "--max-steps", "1", "--quiet", "--out", "runs/mnli")
+    inlay_here("train", "--host", "bert", "--task", "mnli", "--data-dir", "glue", *few)
+    told = json.loads(inlay_here("eval", "runs/mnli", "--split", "mismatched", "--json"))
+    assert (told["source"], told["rows"]) == ("mismatched", 6)
+    assert json.loads(inlay_here("eval", "runs/mnli", "--json"))["rows"] == 9
 
 
 def test_prune_measures_what_it_costs(inlay_cli, inlay_here, fused):
     told = json.loads(inlay_cli("prune", "runs/fused", "--keep", "1", "--out", "runs/pruned", "--json").stdout)
     assert len(told["kept"]) == len(told["gone"]) == 1
     assert told["before"] == scores_of(fused)
+    assert told["faster"] > 0, "measured beside the scores"
+    record = json.loads((fused.parent / "pruned" / "run.json").read_text())
+    assert record["faster"] == round(told["faster"], 3)
     assert json.loads(inlay_here("eval", "runs/pruned", "--json"))["scores"] == told["after"]
     assert "What the fusion listens to" in (fused.parent / "pruned" / "report.html").read_text()
 
@@ -213,7 +259,10 @@ def test_export_and_import_of_a_lora(inlay_cli, inlay_here, place):
 
 def test_params_counts_as_published(inlay_cli, inlay_here):
     assert json.loads(inlay_cli("params", "bert-base", "--method", "pfeiffer", "--json").stdout)["trainable"] == 894_528
-    assert {row["method"] for row in json.loads(inlay_here("params", "bert", "--json"))} >= {"pfeiffer", "houlsby"}
+    assert {row["method"] for row in json.loads(inlay_here("params", "bert", "--json"))["methods"]} >= {
+        "pfeiffer",
+        "houlsby",
+    }
 
 
 def test_validate_shows_labels_lengths_and_cost(inlay_cli, place):

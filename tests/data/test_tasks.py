@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 import inlay
 from inlay.data import Data, DataError, Task, builtin_tasks, prepare, task_named
@@ -176,6 +177,32 @@ def test_splits(tmp_path):
     (folder / "validation.jsonl").unlink()
     held = prepare(Data(task="cb", data_dir=tmp_path))
     assert [len(held.train), len(held.validation)] == [54, 6]
+
+
+def test_imdb_is_validated_on_held_out_rows_and_judged_on_its_test_rows(tmp_path):
+    rows = [{"text": f"t{i}", "label": ("neg", "pos")[i % 2]} for i in range(40)]
+    write(tmp_path / "imdb" / "train.jsonl", rows)
+    write(tmp_path / "imdb" / "test.jsonl", [row | {"text": f"test {row['text']}"} for row in rows[:6]])
+    found = prepare(Data(task="imdb", data_dir=tmp_path))
+    assert [len(found.train), len(found.validation), len(found.test), found.judge] == [36, 4, 6, "test"]
+    assert sorted(e.texts[0][0] for e in (*found.train, *found.validation)) == sorted(row["text"] for row in rows)
+    assert found.notes == ("no validation rows: 4 training rows are held out for validation",)
+    again = prepare(Data(task="imdb", data_dir=tmp_path, rows=8, rows_seed=7))
+    assert again.validation == found.validation, "which rows are held out depends on nothing"
+
+
+@pytest.mark.parametrize("name", ["hellaswag", "cosmosqa"])
+@pytest.mark.parametrize(("there", "held_out"), [(30, 6), (6000, 1000), (3, 1)])
+def test_a_set_without_training_rows_is_split_by_the_stated_rule(tmp_path, name, there, held_out):
+    rows = [{"context": f"c{i}", "question": "q", "choices": ["a", "b"], "label": i % 2} for i in range(there)]
+    write(tmp_path / name / "validation.jsonl", rows)
+    found = prepare(Data(task=name, data_dir=tmp_path))
+    assert [len(found.train), len(found.validation), found.judge] == [there - held_out, held_out, "validation"]
+    assert not {e.texts for e in found.train} & {e.texts for e in found.validation}
+    assert "cannot be compared with published ones" in found.notes[0]
+    order = torch.randperm(there, generator=torch.Generator().manual_seed(42)).tolist()
+    wanted = [rows[i]["context"] for i in order[:held_out]]
+    assert [e.texts[0][0].split()[0] for e in found.validation] == wanted, "seed 42, as stated"
 
 
 def test_mismatched_rows_validate_mnli(tmp_path):

@@ -772,7 +772,7 @@ def test_bad_fusions() -> None:
     ]:
         with pytest.raises(inlay.InlayError, match=message):
             inlay.add_fusion(host, "g", members)
-    with pytest.raises(inlay.ConfigError, match="subset is 4, but there are 3"):
+    with pytest.raises(inlay.ConfigError, match="subset. is 4, but there are 3"):
         inlay.add_fusion(host, "g", ["m0", "m1", "m2"], subset=4)
     with pytest.raises(inlay.NamingError, match="'x' is not among the members"):
         inlay.add_fusion(host, "g", ["m0"], target="x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 import transformers as hf
 
@@ -143,6 +144,34 @@ def test_where_it_begins() -> None:
         inlay.add(host, "w", inlay.Prompt(length=51, init="vocabulary"))
 
 
+def test_a_text_to_begin_with(tmp_path: Path) -> None:
+    host, words = classifier(), {"good": 11, "or": 12, "bad": 13, "?": 14, "[UNK]": 1}
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "[UNK]")), unk_token="[UNK]"
+    )
+    tokenizer.backend_tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    method = inlay.Prompt(length=6, text="good or bad?")
+    assert method.init == "text"
+    inlay.add(host, "a", method, tokenizer=tokenizer)
+    wanted = host.get_input_embeddings().weight[torch.tensor([11, 12, 13, 14, 11, 12])]
+    assert torch.equal(host.inlays["a"].parts["tokens"].table.weight, wanted)
+    inlay.add(host, "m", inlay.Mixture(method, modules=2, share=None), tokenizer=tokenizer)
+    maps = host.inlays["m"].parts["tokens"].table.maps
+    torch.testing.assert_close((maps[0].weight + maps[1].weight) / 2, wanted)
+    inlay.save(host, "a", tmp_path / "a")
+    other = classifier()
+    inlay.load(other, tmp_path / "a", any_host=True)
+    assert torch.equal(other.inlays["a"].parts["tokens"].table.weight, wanted)
+    for wrong, match in ((inlay.Prompt(length=3, text="good or bad?"), "4 tokens, which is more than the prompt's 3"),
+                         (inlay.Prompt(length=3, text=" "), "no tokens")):  # fmt: skip
+        with pytest.raises(inlay.ConfigError, match=match):
+            inlay.add(host, "w", wrong, tokenizer=tokenizer)
+    with pytest.raises(inlay.ConfigError, match="tokenizer=tokenizer"):
+        inlay.add(host, "w", method)
+    assert host.inlays.names() == ["a", "m"]
+    assert inlay.count(host, method).trainable == 6 * 16
+
+
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
 def test_a_mixture_of_prompts_merges_to_the_mean(family: str) -> None:
     host = classifier(family)
@@ -199,7 +228,7 @@ def test_bad_settings() -> None:
         inlay.Prompt(length=0)
     with pytest.raises(inlay.ConfigError, match="more than the prompt's 2"):
         inlay.Prompt(length=2, init="text", ids=(1, 2, 3))
-    with pytest.raises(inlay.ConfigError, match="belong together"):
+    with pytest.raises(inlay.ConfigError, match="needs the text"):
         inlay.Prompt(init="text")
     host = classifier("bert")
     with pytest.raises(inlay.ConfigError, match="positions"):

@@ -112,6 +112,62 @@ def test_how_many_gates(gates: str) -> None:
     assert count == lora + prefix + bottleneck + 12 * per_layer * 769
 
 
+def test_the_two_published_variants() -> None:
+    """In the paper's figure LoRA changes q and k, behind one gate; in the authors' code q and v, each behind its own."""
+    paper, code = inlay.UniPELT(variant="paper"), inlay.UniPELT()
+    assert (paper.lora.targets, code.lora.targets) == (("q", "k"), ("q", "v"))
+    assert inlay.UniPELT(variant="paper", lora=inlay.LoRA()).lora.targets == ("q", "v")
+    counts = [inlay.count(hf.BertConfig(), method).trainable for method in (paper, code)]
+    assert counts[1] - counts[0] == 12 * 769  # a gate less in every layer
+    host = classifier()
+    inlay.add(host, "p", inlay.UniPELT(variant="paper", lora=inlay.LoRA(rank=2), prefix=None, bottleneck=None))
+    inlay.add(host, "c", inlay.UniPELT(lora=inlay.LoRA(rank=2), prefix=None, bottleneck=None))
+    shake(host, "p")
+    for place in ("q", "v"):
+        for layer in range(2):
+            module = host.inlays["c"].parts[f"encoder:{layer}:{place}"]
+            module.part.load_state_dict(host.inlays["p"].parts[f"encoder:{layer}:{place}"].part.state_dict())
+            module.gate.load_state_dict(getattr(host.inlays["p"].shared, f"encoder_{layer}").state_dict())
+    inlay.activate(host, "p")
+    shared = logits(host)
+    inlay.activate(host, "c")
+    torch.testing.assert_close(shared, logits(host))
+
+
+def test_the_papers_variant_as_every_method(tmp_path: Path) -> None:
+    method = inlay.UniPELT(**SMALL, variant="paper")
+    ways.acts_and_comes_off("bert", method)
+    ways.trains_without_touching_the_host("bert", method)
+    ways.saves_and_loads("bert", method, tmp_path)
+    ways.deepcopy_is_independent("bert", method)
+    ways.padded_row_is_the_row_alone("bert", method)
+    ways.rows_are_each_row_alone("bert", method, METHOD)
+
+
+def test_padding_may_count() -> None:
+    host, inputs = classifier(), batch()
+    inlay.add(host, "u", inlay.UniPELT(**SMALL, count_padding=True))
+    shake(host, "u")
+    inlay.activate(host, "u")
+    alone = {key: value[2:, : int(inputs["attention_mask"][2].sum())] for key, value in inputs.items()}
+    assert (logits(host, inputs)[2:] - logits(host, alone)).abs().max() > 1e-5
+    torch.testing.assert_close(logits(host, inputs)[:1], logits(host, {k: v[:1] for k, v in inputs.items()}))
+
+
+def test_a_compact_bottleneck_keeps_its_rule_when_a_prefix_is_merged() -> None:
+    host = classifier()
+    made = {"prefix": inlay.Prefix(length=3, reparametrised=True, hidden=4), "bottleneck": inlay.Compacter(size=4)}
+    inlay.add(host, "u", inlay.UniPELT(lora=inlay.LoRA(rank=2), variant="paper", **made), norms=False)
+    shake(host, "u")
+    inlay.activate(host, "u")
+    whole = logits(host)
+    inlay.merge(host, "u")
+    torch.testing.assert_close(logits(host), whole)
+    assert {key.split(".")[1] for key in host.inlays["u"].tensors() if key.startswith("shared.")} == {
+        "rule", "encoder_0", "encoder_1",
+    }  # fmt: skip
+
+
 def test_merge_and_bad_settings() -> None:
     host = classifier()
     inlay.add(host, "u", inlay.UniPELT(**SMALL | {"prefix": inlay.Prefix(length=3, reparametrised=True, hidden=4)}))

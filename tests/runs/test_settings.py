@@ -9,18 +9,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import inlay
 from inlay.cli import main
 from inlay.compose.activations import FusionActivations
+from inlay.data import Task
 from inlay.errors import CheckpointError, ConfigError, SetupError
 from inlay.host.verbs import inlays_of
 from inlay.report.plots import plot_fusion, targets_by_members
+from inlay.runs.joint_settings import JointSettings
 from inlay.runs.matrix import matrix
 from inlay.runs.settings import Settings
+from inlay.runs.start import method_of
 from inlay.runs.train import get_ready, train_run
 from inlay.runs.use import open_for_use
 from inlay.training.codec import Codec
 from inlay.training.evaluate import Route, ask
 from inlay.training.objectives import objective_for
+from inlay.training.workbench import Workbench
 from tests.training.small import rows, save_bert, save_t5, write_rows
 
 
@@ -253,6 +258,17 @@ def test_a_start_of_another_method_is_refused(trained):
         get_ready(other(trained, "x", start=trained / "a", method="lora"))
 
 
+def test_a_method_that_is_named_is_meant_also_if_it_is_the_default(trained, tmp_path):
+    bench = Workbench.open(str(trained / "bert"), Task(labels=("a", "b")))
+    inlay.add(bench.host, "lora", inlay.LoRA(rank=2), head=bench.head())
+    start = inlay.save(bench.host, "lora", tmp_path / "lora")
+    with pytest.raises(ConfigError, match="is a lora inlay with settings of its own"):
+        method_of(settings(trained, "x", start=start, method="pfeiffer"))
+    found = method_of(settings(trained, "x", start=start))
+    assert found is not None
+    assert found.kind == "lora"
+
+
 def test_a_run_is_a_host_also_when_labels_differ(trained):
     record = json.loads((trained / "b" / "run.json").read_text())
     assert record["host"] == str(trained / "bert")
@@ -298,6 +314,49 @@ def test_a_matrix_is_of_finished_runs(place, tmp_path):
         matrix([tmp_path, tmp_path])
 
 
+# what another mode would use
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as left:
+        main([*words])
+    assert left.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_settings_of_another_mode_are_named_at_once_as_flags(trained, monkeypatch, capsys):
+    monkeypatch.chdir(trained)
+    files = ("--train-file", "train.jsonl", "--validation-file", "validation.jsonl", "--batch-size", "16")
+    words = ("--strength", "0.1", "--query", "output", "--leave-out", "1", "--consistency", "2", "--no-value")
+    told = refused(capsys, "train", "--host", "bert", *files, *words, "--out", "nothing")
+    for flag in ("--strength is 0.1", "--query is 'output'", "--leave-out is", "--value is False"):
+        assert f"{flag}" in told, told
+    assert told.count("it needs mode fusion") == 4
+    assert "--consistency is 2.0, but nothing would use it: it needs method mixture" in told
+    told = refused(capsys, "fuse", "a", "b", *files, "--options", "rank=2", "--from", "a", "--out", "nothing")
+    assert "--options is {'rank': 2}" in told
+    assert "--from is" in told
+    assert told.count("it needs mode inlay") == 2
+    assert not (trained / "nothing").exists()
+
+
+def test_a_fusions_places_layers_and_subset_are_checked_together(trained, monkeypatch, capsys):
+    monkeypatch.chdir(trained)
+    files = ("--train-file", "train.jsonl", "--validation-file", "validation.jsonl", "--batch-size", "16")
+    words = ("--sites", "nowhere", "--leave-out", "9", "--subset", "7")
+    told = refused(capsys, "fuse", "a", "b", *files, *words, "--out", "nothing")
+    assert "--subset is 7, but there are 2 members" in told
+    assert "no member acts at 'nowhere'" in told
+    assert "9" in told.replace("--subset is 7", "")
+    assert not (trained / "nothing").exists()
+
+
+def test_a_way_of_answering_is_refused_where_there_is_a_head(trained, monkeypatch, capsys):
+    monkeypatch.chdir(trained)
+    told = refused(capsys, "eval", "a", "--answering", "ranking")
+    assert "--answering is 'ranking', but nothing would use it: it needs a host that answers in text" in told
+
+
 # looking
 
 
@@ -335,5 +394,5 @@ def test_the_page_of_settings_is_made_from_the_code():
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     assert tool.PAGE.read_text(encoding="utf-8") == tool.page(), "run: python tools/settings_table.py"
-    assert tool.flag_names() == set(Settings.model_fields)
+    assert tool.flag_names() == set(JointSettings.model_fields)
     assert all(field.description for field in Settings.model_fields.values())

@@ -1,11 +1,16 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.metrics import log_loss
 
 import inlay
+from inlay.data import Data, Task, prepare
+from inlay.training.evaluate import ask, loss_on
 from inlay.training.loop import TrainingLoop, accelerator_for, rate_at
 from inlay.training.recipe import Recipe, filled
+from inlay.training.workbench import Workbench
 from tests.training.ready import ready, state
 
 
@@ -40,6 +45,51 @@ def test_early_stopping_stops(small):
     outcome = TrainingLoop(model, codec, train, validation, Recipe(lr=1e-9, epochs=30, batch_size=16, patience=2)).run()
     assert len(outcome.history) == 3
     assert outcome.best_step == 6
+
+
+def losses(outcome):
+    return [entry["validation_loss"] for entry in outcome.history]
+
+
+def test_the_loss_can_choose_the_best_state(small):
+    """By scikit-learn's own formula, from the probabilities of the state that is left."""
+    model, codec, train, validation = ready(small)
+    recipe = Recipe(lr=0.3, epochs=6, batch_size=16, patience=0, warmup=0.0, select="loss")
+    outcome = TrainingLoop(model, codec, train, validation, recipe).run()
+    best = min(losses(outcome))
+    assert outcome.best_step == outcome.history[losses(outcome).index(best)]["step"]
+    shares = [answer.probabilities for answer in ask(model, codec, validation)]
+    assert log_loss([example.target for example in validation.examples], shares) == pytest.approx(best, rel=1e-5)
+    assert loss_on(model, codec, validation) == pytest.approx(best, rel=1e-6)
+
+
+def test_the_loss_decides_where_the_metric_is_not_defined(small):
+    """One row has no correlation; without the loss the first state would be the best one, and patience run out."""
+    prepared = prepare(Data(train_file=small / "train.jsonl", validation_file=small / "validation.jsonl"))
+    torch.manual_seed(0)
+    bench = Workbench.open(str(small / "bert"), Task(kind="regression"))
+    bench.set_up("own", "inlay", method=inlay.Pfeiffer(reduction=2))
+    codec = bench.codec(64)
+    train = codec.encode([replace(example, target=float(example.target)) for example in prepared.train])
+    one = codec.encode(train.examples[:1])
+    outcome = TrainingLoop(bench.host, codec, train, one, Recipe(lr=1e-2, epochs=6, batch_size=16, patience=2)).run()
+    assert math.isnan(outcome.scores["pearson"])
+    assert outcome.best_step == outcome.history[losses(outcome).index(min(losses(outcome)))]["step"] > 6
+    (answer,) = ask(bench.host, codec, one)
+    assert (answer.prediction - one.examples[0].target) ** 2 == pytest.approx(min(losses(outcome)), rel=1e-4)
+
+
+def test_the_loss_decides_while_no_answer_is_a_label(small):
+    model, codec, train, validation = ready(small, host="t5", method=inlay.Houlsby(reduction=1))
+    model.requires_grad_(True)
+    recipe = Recipe(lr=5e-3, epochs=8, batch_size=16, patience=1, eval_every=2)  # it says no label at first
+    outcome = TrainingLoop(model, codec, train, validation, recipe).run()
+    silent = [entry for entry in outcome.history if "validation_loss" in entry]
+    assert silent
+    assert all(entry["validation_accuracy"] == 0 for entry in silent)
+    spoken = [entry["validation_accuracy"] for entry in outcome.history if "validation_loss" not in entry]
+    assert spoken, "patience waits for the loss, so that it comes to labels"
+    assert outcome.scores["accuracy"] == max(spoken)
 
 
 def test_the_same_seed_is_bit_equal_and_another_is_not(small):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,27 @@ COMPARED = (torch.float32, torch.float64, torch.bfloat16)
 def misfit(folder: Path, problems: list[str]) -> CheckpointError:
     listed = "\n".join(f"  - {problem}" for problem in problems)
     return CheckpointError(f"{folder} does not fit this host; nothing was changed:\n{listed}")
+
+
+def check_memory(wanted: int, what: str) -> None:
+    """Refuse what no memory of this machine holds, before any of it is taken."""
+    there = physical_memory()
+    if there is not None and wanted > there:
+        raise CheckpointError(
+            f"{what} would take {wanted / 1e9:,.1f} GB of memory; this machine has {there / 1e9:,.1f}."
+        )
+
+
+def physical_memory() -> int | None:
+    """All memory that this machine has, in bytes; Windows does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def copy_into(inlay: Inlay, tensors: dict[str, Tensor]) -> None:

@@ -25,6 +25,8 @@ from inlay.anatomy.modules import last_linear
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.card import card
 from inlay.checkpoints.fitting import (
+    bytes_of,
+    check_memory,
     copy_into,
     describe_host,
     fingerprint,
@@ -110,6 +112,7 @@ def load_ours(
             inlays.check_members(tuple(member for member in members if member in inlays))
             draft = Inlay(name, method, head, manifest.norms).fill(host, inlays.anatomy, device="meta")
             problems += tensor_mismatches(draft.tensors(), tensors)
+            check_memory(bytes_of([*draft.parameters(), *draft.buffers()]), "it")
         except InlayError as error:
             problems.append(str(error))
         except (RuntimeError, OverflowError, MemoryError) as error:  # torch about sizes that no tensor has
@@ -161,6 +164,7 @@ def read(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
         problems.append(f"{MANIFEST} names no {WEIGHTS}")
     if problems:
         raise CheckpointError(f"{folder} is not whole:\n" + "\n".join(f"  - {p}" for p in problems))
+    check_memory((folder / WEIGHTS).stat().st_size, str(folder / WEIGHTS))
     try:
         tensors = safetensors.torch.load_file(folder / WEIGHTS)
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 import traceback
 from importlib import import_module
@@ -16,11 +17,12 @@ from inlay.errors import InlayError, nearest
 from inlay.storage.plain_text import printable
 
 VERBS = {
-    "train": "Train one inlay, a head, or the whole host on a task.",
+    "train": "Train one inlay, a head, or the whole host; or several tasks together.",
     "finish": "Take an interrupted run's best state so far as its result.",
     "fuse": "Learn to combine trained inlays for a target task.",
     "eval": "Measure a run or an inlay on a split or a file.",
     "predict": "Label texts given as arguments, in a file or on stdin.",
+    "serve": "Serve runs, inlays and fusions of one host over HTTP.",
     "inspect": "Show what a run or an inlay is.",
     "prune": "Remove the members that a fusion does not listen to.",
     "collapse": "Turn a fusion into one plain inlay with its mean weights.",
@@ -92,6 +94,10 @@ def run(given: list[str]) -> None:
         _leave(f"error: {as_flags(str(error), _verb(given))}", 2, debug)
     except (RecursionError, MemoryError) as error:
         _leave(f"error: what was given is too large or nested too deeply ({type(error).__name__})", 2, debug)
+    except RuntimeError as error:
+        if not re.search("allocate memory|out of memory|not enough memory", str(error)):
+            raise
+        _leave(f"error: there is not enough memory: {str(error).splitlines()[0]}", 2, debug)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = f"the disk is full; what was saved before is whole ({error})" if full else str(error)

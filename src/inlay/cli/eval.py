@@ -26,7 +26,7 @@ from inlay.training.recipe import Generation
 HELP = """Measure a run or an inlay on a split of its task, or on a file.
 
 Several runs give a matrix: each row is the state after a run, each column a task, so that it shows what training in
-stages forgets.
+stages forgets. A joint run is measured on all its tasks, or on one: RUN:TASK.
 
 \b
 Examples:
@@ -35,6 +35,7 @@ Examples:
   inlay eval runs/rte --file more.jsonl
   inlay eval runs/mixture --routing ensemble --mean probabilities
   inlay eval runs/mnli runs/rte-after-mnli
+  inlay eval runs/joint:rte --split validation
   inlay eval runs/mine --file others.csv --text comment --label rating
 """
 
@@ -53,7 +54,7 @@ def work(
     if len(paths) > 1:
         _tell_matrix(paths, split, as_json)
     else:
-        _tell_one(paths[0], split, as_json, quiet, **one)
+        _tell_one(paths[0], split, as_json, quiet, one)
 
 
 def _tell_matrix(paths: tuple[Path, ...], split: str | None, as_json: bool) -> None:
@@ -65,11 +66,28 @@ def _tell_matrix(paths: tuple[Path, ...], split: str | None, as_json: bool) -> N
     tell(columns(found.rows(), header), found.facts(), as_json)
 
 
-def _tell_one(
-    path: Path, split: str | None, as_json: bool, quiet: bool, *, file: Path | None, data_dir: Path | None,
+def _tell_one(path: Path, split: str | None, as_json: bool, quiet: bool, one: dict[str, Any]) -> None:
+    """One run or inlay; a joint run task by task."""
+    from inlay.runs.folder import run_at
+
+    run = run_at(path)
+    tasks = [Path(f"{path}:{task.task}") for task in run.tasks()] if run is not None else []
+    if not tasks:
+        facts = _measured(path, split, quiet, **one)
+        header = (f"{facts['source']} of {facts['task']}, {facts['rows']:,} rows", "score")
+        tell(columns(list(facts["scores"].items()), header), facts, as_json)
+        return
+    found = [_measured(each, split, quiet, **one) for each in tasks]
+    rows = [(f["task"], f["source"], f["rows"], name, value) for f in found for name, value in f["scores"].items()]
+    tell(columns(rows, ("task", "rows of", "rows", "metric", "score")), found, as_json)
+
+
+def _measured(
+    path: Path, split: str | None, quiet: bool, *, file: Path | None, data_dir: Path | None,
     text: str | None, pair: str | None, label: str | None, eval_rows: int | None, host: str | None, any_host: bool,
     trust_remote_code: bool, answering: Any, routing: Any, passes: int | None, mean: Any, **writing: Any,
-) -> None:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
+    from inlay.errors import ConfigError
     from inlay.runs.train import Allowed
     from inlay.runs.use import open_for_use
     from inlay.training.evaluate import Route
@@ -78,6 +96,11 @@ def _tell_one(
     opened = open_for_use(path, host, Allowed(any_host, trust_remote_code)).reading(text=text, pair=pair, label=label)
     opened = opened.writing(**writing)
     if answering is not None:
+        if opened.codec.form != "text" or opened.codec.task.kind not in ("classification", "choice"):
+            raise ConfigError(
+                f"--answering is {answering!r}, but nothing would use it: it needs a host that answers in text, such "
+                f"as T5, and labels or choices to rank. Leave it out."
+            )
         opened = replace(opened, codec=replace(opened.codec, answering=answering))
     codec = opened.codec
     source, rows = opened.rows(split, file, data_dir)
@@ -85,15 +108,13 @@ def _tell_one(
     encoded = codec.encode(rows)
     way = {"routing": routing, "passes": passes, "mean": mean}
     route = Route(**{name: value for name, value in way.items() if value is not None})
-    scores = codec.measure(encoded, opened.answers(encoded, watcher(quiet), route))
-    facts = {
+    return {
         "path": str(path),
         "task": codec.task.name,
         "rows": len(rows),
         "source": source,
-        "scores": scores,
+        "scores": codec.measure(encoded, opened.answers(encoded, watcher(quiet), route)),
     }
-    tell(columns(list(scores.items()), (f"{source} of {facts['task']}, {len(rows):,} rows", "score")), facts, as_json)
 
 
 command = click.Command(

@@ -19,7 +19,8 @@ Example:
   inlay export runs/rte-lora --format peft --without-head --out exported/rte
 """
 
-HEADS = "To write it without a head: --without-head. A head that can be written comes of training with --pooling host."
+POOLING = {"peft": "host", "adapterhub": "first (decoders: last)"}
+"""How a head pools that each format has a form for."""
 
 
 def work(
@@ -49,7 +50,12 @@ def work(
     except InlayError as error:
         for folder in written:  # all of it or nothing
             shutil.rmtree(folder)
-        hint = f"\n{HEADS}" if "head" in str(error) and not without_head else ""
+        comes = f"A head that can be written comes of training with --pooling {POOLING[format]}."
+        hint = (
+            f"\nTo write it without a head: --without-head. {comes}"
+            if "head" in str(error) and not without_head
+            else ""
+        )
         raise type(error)(f"{error}{hint}") from None
     tell(
         f"{opened.name} as {format} reads it: {', '.join(map(str, written))}",

@@ -53,10 +53,16 @@ class _Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 WHOLE = _Whole()
 
 
-def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[click.Parameter]:
-    """An option for each field of a config: its own fields first, then those of its bases."""
+def flags(
+    config: type[Config], *, leave_out: Collection[str] = (), hidden: Collection[str] = ()
+) -> list[click.Parameter]:
+    """An option for each field of a config: its own fields first, then those of its bases.
+
+    hidden: settings that the verb's jobs cannot use. They are understood, so that all of them are refused at once with
+    what they need, and not shown.
+    """
     made: list[click.Parameter] = []
-    for name in [name for base in config.__mro__ for name in get_annotations(base)]:
+    for name in dict.fromkeys(name for base in config.__mro__ for name in get_annotations(base)):
         field = config.model_fields.get(name)
         if field is None or name in leave_out:
             continue
@@ -70,9 +76,8 @@ def flags(config: type[Config], *, leave_out: Collection[str] = ()) -> list[clic
                 " Repeat the flag, or separate values by commas." if name != "options" else " Repeat the flag for more."
             )
         shown = f" [{default}]" if default is not None else ""
-        made.append(
-            click.Option([_flag(name, kind), name], type=kind, multiple=several, default=None, help=text + shown)
-        )
+        words, help = [_flag(name, kind), name], text + shown
+        made.append(click.Option(words, type=kind, multiple=several, default=None, help=help, hidden=name in hidden))
     return made
 
 

@@ -14,14 +14,18 @@ from inlay.runs.settings import Settings
 HELP = """Learn to combine trained inlays for a target task.
 
 MEMBERS are runs or inlays on the same host; the target's own inlay should be one of them. Without --host it is theirs.
+A joint run stands for the inlays of all its tasks, the target's last.
 
 \b
-Example:
+Examples:
   inlay fuse runs/mnli runs/qqp runs/rte --task rte --out runs/rte-fused
+  inlay fuse runs/joint --task rte --out runs/rte-fused-jointly
 """
 
-OF_INLAYS = {"members", "mode", "method", "options", "start", "consistency", "consistency_detach"}
-"""Settings that are no flags here: the members are arguments, the rest belongs to single inlays."""
+SAID = {"members", "mode", "method"}
+"""Settings that are no flags here: the members are arguments, which says the mode and the method."""
+OF_INLAYS = {"options", "start", "consistency", "consistency_detach"}
+"""Settings of single inlays."""
 
 
 def work(
@@ -35,20 +39,37 @@ def work(
 ) -> None:
     from inlay.runs.train import Allowed
 
-    if "host" not in merged(config, given):
+    said = merged(config, given)
+    members = _one_by_one(members, said.get("task"))
+    if "host" not in said:
         given["host"] = _host_of(members)
     allowed = Allowed(any_host, trust_remote_code)
     run_job(config, None, given | {"mode": "fusion", "members": members}, as_json, quiet, allowed)
+
+
+def _one_by_one(members: tuple[Path, ...], target: str | None) -> tuple[Path, ...]:
+    """The members with joint runs as what is in them, of these the target's own last."""
+    from inlay.runs.folder import run_at
+
+    found: list[Path] = []
+    own: list[Path] = []
+    for member in members:
+        run = run_at(member)
+        for each in [Path(f"{member}:{task.task}") for task in run.tasks()] if run is not None else []:
+            (own if each.name.rpartition(":")[2] == target else found).append(each)
+        if run is None or not run.tasks():
+            found.append(member)
+    return (*found, *own)
 
 
 def _host_of(members: tuple[Path, ...]) -> str:
     """The host that all members name."""
     from inlay.checkpoints.manifest import read_manifest
     from inlay.errors import ConfigError
-    from inlay.runs.folder import RECORD, Run
+    from inlay.runs.folder import run_at
 
-    runs = {member: (member / RECORD).is_file() for member in members}
-    names = {m: Run(m).record()["host"] if runs[m] else read_manifest(m).host["name"] for m in members}
+    runs = {member: run_at(member) for member in members}
+    names = {m: run.record()["host"] if run else read_manifest(m).host["name"] for m, run in runs.items()}
     if len(set(names.values())) != 1 or not all(names.values()):
         listed = "; ".join(f"{member}: {name or 'not named'}" for member, name in names.items())
         raise ConfigError(f"the members do not name one host ({listed}). Give it with --host.")
@@ -59,6 +80,7 @@ command = click.Command(
     "fuse", callback=work, help=HELP,
     params=[
         click.Argument(["members"], nargs=-1, required=True, type=click.Path(path_type=Path)),
-        config_flag, *flags(Settings, leave_out=OF_INLAYS), any_host_flag, trust_flag, json_flag, quiet_flag,
+        config_flag, *flags(Settings, leave_out=SAID, hidden=OF_INLAYS), any_host_flag, trust_flag, json_flag,
+        quiet_flag,
     ],
 )  # fmt: skip

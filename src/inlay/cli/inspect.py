@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from inlay.compose.activations import FusionActivations
     from inlay.runs.folder import Run
 
-HELP = """Show what a run or an inlay is: its settings, counts, scores and curve; heat maps of fusions as a picture.
+HELP = """Show what a run or an inlay is: its settings, counts, scores and curve; what a fusion listens to.
 
-Several fusions are drawn in one picture, targets × members.
+A fusion's mean weights stand in a table, places × members; --picture draws them as a heat map. Several fusions are
+drawn in one picture, targets × members.
 
 \b
 Examples:
@@ -30,23 +31,51 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 def work(paths: tuple[Path, ...], picture: Path | None, layer: str | None, as_json: bool) -> None:
     if layer is not None and picture is None:
         raise click.UsageError("--layer says what to draw; give --picture as well.")
-    found = [_run(path) if (path / "run.json").is_file() else _inlay(path) for path in paths]
+    from inlay.runs.folder import run_at
+
+    runs = {path: run_at(path) for path in paths}
+    found = [_inlay(path) if run is None else _joint(run) if run.tasks() else _run(run) for path, run in runs.items()]
     if picture is not None:
         pictures = _draw_fusions(paths, picture, layer)
         for facts in found:
             facts["pictures"] = pictures
-    text = "\n\n".join(columns([(name.replace("_", " "), told) for name, told in _told(facts)]) for facts in found)
-    tell(text, found[0] if len(found) == 1 else found, as_json)
+    by_path = {str(path): facts for path, facts in zip(paths, found, strict=True)}
+    tell("\n\n".join(map(_told, found)), found[0] if len(found) == 1 else by_path, as_json)
 
 
-def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(name, _sparkline(value) if name == "curve" else shown(value)) for name, value in facts.items()]
+def _told(facts: dict[str, Any]) -> str:
+    lines = [
+        (name.replace("_", " "), _sparkline(value) if name == "curve" else shown(value))
+        for name, value in facts.items() if name != "attention"
+    ]  # fmt: skip
+    listens = facts.get("attention")
+    return columns(lines) + (f"\n\n{_weights(listens)}" if listens else "")
 
 
-def _run(path: Path) -> dict[str, Any]:
-    from inlay.runs.folder import Run
+def _weights(attention: dict[str, dict[str, float]]) -> str:
+    """A fusion's mean weights, places × members, and their mean over the places."""
+    members = list(dict.fromkeys(member for weights in attention.values() for member in weights))
+    rows = [(place, *(weights.get(member, 0.0) for member in members)) for place, weights in attention.items()]
+    means = (sum(column) / len(rows) for column in list(zip(*rows, strict=True))[1:])
+    return columns([*rows, ("mean", *means)], ("it listens to", *members))
 
-    run = Run(path)
+
+def _joint(run: Run) -> dict[str, Any]:
+    """A joint run: what it is, and the scores and the curve of every task."""
+    record = run.record()
+    facts = {
+        key: record.get(key)
+        for key in ("status", "mode", "method", "host", "rows", "trained_parameters", "host_parameters")
+    }
+    facts |= {key: record.get(key) for key in ("best_step", "steps", "seconds", "padding", "seed", "versions")}
+    for task in run.tasks():
+        mine = _run(task)
+        facts[task.task] = {key: mine[key] for key in ("rows", "judged", "scores") if key in mine}
+    facts["curve"] = [v for entry in run.history() if (v := entry.get("validation_mean")) is not None]
+    return {key: value for key, value in facts.items() if value not in (None, [], {})}
+
+
+def _run(run: Run) -> dict[str, Any]:
     record, history = run.record(), run.history()
     task = record["task"] or {}
     main = next(iter(task.get("metrics") or ()), None)
@@ -64,6 +93,7 @@ def _run(path: Path) -> dict[str, Any]:
     facts |= {key: record.get(key) for key in ("best_step", "steps", "seconds", "padding", "seed", "versions")}
     facts["curve"] = values
     facts["members"] = _members(run)
+    facts["attention"] = record.get("attention")
     return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
 
@@ -93,7 +123,10 @@ def _draw_fusions(paths: tuple[Path, ...], picture: Path, layer: str | None) -> 
     """One fusion by layers, or several by targets; members go by their names, so the same inlay is one column."""
     from inlay.report.plots import plot_fusion
 
-    seen = {path.absolute().name: _attention(path) for path in paths}
+    names = [path.absolute().name for path in paths]
+    if len(set(names)) < len(names):  # folders of one name in several places
+        names = [str(path) for path in paths]
+    seen = {name: _attention(path) for name, path in zip(names, paths, strict=True)}
     drawn = seen if len(seen) > 1 or layer is not None else next(iter(seen.values()))
     return [str(file) for file in plot_fusion(drawn, picture.with_suffix(""), layer=layer)]
 
@@ -120,7 +153,7 @@ command = click.Command(
     callback=work,
     help=HELP,
     params=[
-        click.Argument(["paths"], nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)),
+        click.Argument(["paths"], nargs=-1, required=True, type=click.Path(path_type=Path)),
         click.Option(
             ["--picture"], type=click.Path(path_type=Path), help="Draw a fusion's heat map here, as .png and .svg."
         ),

@@ -38,7 +38,7 @@ def work(what: str | None, folder: Path, as_json: bool) -> None:
     chosen = [what] if what else list(listings)
     found = {name: listings[name]() for name in chosen}
     text = "\n\n".join(f"{name}\n{_table(name, rows)}" for name, rows in found.items())
-    tell(text, found[what] if what else found, as_json)
+    tell(text, found, as_json)
 
 
 def _table(name: str, rows: list[dict[str, Any]]) -> str:
@@ -89,12 +89,16 @@ def _run(run: Run) -> dict[str, Any]:
         record = run.record()
     except InlayError as error:
         return dict.fromkeys(RUN, None) | {"run": str(run.folder), "status": "unreadable", "why": str(error)}
+    tasks = record.get("tasks") or {}
     scores = {name: value for name, value in (record.get("scores") or {}).items() if value is not None}
+    if tasks and record["status"] == "finished":
+        main = [next(iter(each["scores"].values())) for each in tasks.values()]
+        scores = {"mean": sum(main) / len(main)} if None not in main else {}
     metric = next(iter(scores), None)
     return {
         "run": str(run.folder),
         "status": record["status"],
-        "task": (record["task"] or {}).get("name"),
+        "task": ", ".join(tasks) or (record["task"] or {}).get("name"),
         "trained": record.get("method") or record["mode"],
         "parameters": record.get("trained_parameters"),
         "lr": (record.get("settings") or {}).get("lr"),

@@ -6,7 +6,7 @@ import re
 
 import click
 
-SETTINGS = "Settings|Data|Recipe|FusionOptions|Task"
+SETTINGS = "JointSettings|Settings|Data|Recipe|FusionOptions|Task"
 """Configs whose fields are flags; a message begins with one of them, as in "Settings.lr: …"."""
 
 

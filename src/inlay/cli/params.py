@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -34,16 +35,16 @@ def work(host: str, method: str | None, options: tuple[str, ...], trust_remote_c
         return
     if options:
         raise ConfigError("options belong to one method; give --method as well.")
-    rows = []
+    found: list[dict[str, Any]] = []
     for kind in [kind for kind, known in METHODS.items() if known.standalone]:
         try:
             counted = count(config, method_from({"kind": kind}))
         except InlayError:
             continue  # it has no place in this host
-        rows.append((kind, counted.trainable, counted.percent, counted.bytes // 1024))
-    rows.sort(key=lambda row: row[1])
-    names = ("method", "parameters", "% of host", "KB")
-    tell(columns(rows, names), [dict(zip(names, row, strict=True)) for row in rows], as_json)
+        found.append({"method": kind} | asdict(counted) | {"percent": counted.percent})
+    found.sort(key=lambda row: row["trainable"])
+    rows = [(row["method"], row["trainable"], row["percent"], row["bytes"] // 1024) for row in found]
+    tell(columns(rows, ("method", "parameters", "% of host", "KB")), {"host": host, "methods": found}, as_json)
 
 
 command = click.Command(

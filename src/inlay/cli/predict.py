@@ -44,6 +44,7 @@ Examples:
   inlay predict runs/rte "It rains." "The street is wet."
   inlay predict runs/copa "It rained." effect "The street is wet." "The sun came out."
   inlay predict runs/sentiment --file reviews.csv --out labels.jsonl
+  inlay predict runs/joint:rte "It rains." "The street is wet."
   inlay predict runs/rte --data-dir data --split validation
   cat reviews.txt | inlay predict runs/sentiment
 """

@@ -9,12 +9,14 @@ import click
 
 from inlay.cli.flags import any_host_flag, config_flag, flags, json_flag, merged, quiet_flag, trust_flag
 from inlay.cli.output import columns, tell
-from inlay.runs.settings import FusionOptions, Settings
+from inlay.runs.joint_settings import JointSettings, settings_from
+from inlay.runs.settings import FusionOptions
 
 if TYPE_CHECKING:
+    from inlay.runs.folder import Run
     from inlay.runs.train import Allowed
 
-HELP = """Train one inlay, a head, or the whole host on a task.
+HELP = """Train one inlay, a head, or the whole host on a task; or several tasks together on one host.
 
 \b
 Examples:
@@ -23,6 +25,8 @@ Examples:
   inlay train --config rte.yaml --method compacter --lr 3e-3 --out runs/rte-compacter
   inlay train --recipe compacter --method houlsby --host t5-base --task rte --out runs/rte-adapter
   inlay train --from runs/mnli --host bert-base-uncased --task rte --out runs/rte-after-mnli
+  inlay train --tasks rte,mnli,sst2 --host bert-base-uncased --out runs/joint
+  inlay train --tasks rte,mnli --mode inlay --mixed --host bert-base-uncased --out runs/side-by-side
   inlay train --resume runs/rte
   inlay train --resume runs/rte --epochs 40
 """
@@ -68,16 +72,18 @@ def run_job(
     from accelerate import PartialState
 
     from inlay.runs.folder import Run
+    from inlay.runs.joint import train_jointly
     from inlay.runs.train import train_run
     from inlay.training.interrupt import Interrupted
     from inlay.training.progress import watcher
 
     if resume is not None:
-        settings = Settings(**Run(resume).config() | merged(None, given) | {"out": resume})
+        settings = settings_from(Run(resume).config() | merged(None, given) | {"out": resume})
     else:
-        settings = Settings(**merged(config, given))
+        settings = settings_from(merged(config, given))
+    how: Any = {"resume": resume is not None, "finish": finish, "watch": watcher(quiet), "allowed": allowed}
     try:
-        run = train_run(settings, resume=resume is not None, finish=finish, watch=watcher(quiet), allowed=allowed)
+        run = train_jointly(settings, **how) if isinstance(settings, JointSettings) else train_run(settings, **how)
     except Interrupted as stopped:
         if PartialState().is_main_process:
             click.echo(f"stopped by {stopped} and saved. To go on: inlay train --resume {settings.out}", err=True)
@@ -85,18 +91,23 @@ def run_job(
     if not PartialState().is_main_process:  # one process speaks for all
         return
     record = run.record()
-    text = columns(
-        [(name, value) for name, value in record["scores"].items()],
-        (f"{record['judged']} of {record['task']['name']}", "score"),
-    )
-    tell(
-        f"{text}\nreport: {run.report}\ninlay:  {run.inlay}" if record["name"] else f"{text}\nreport: {run.report}",
-        record,
-        as_json,
-    )
+    tell(f"{_told(run, record)}\nreport: {run.report}", record, as_json)
 
 
-OF_FUSIONS = {"members", *FusionOptions.model_fields}
+def _told(run: Run, record: dict[str, Any]) -> str:
+    """The scores, and where the inlays are."""
+    if record.get("tasks"):
+        tasks = record["tasks"]
+        rows = [(name, tasks[name]["judged"], *score) for name in tasks for score in tasks[name]["scores"].items()]
+        host = f"\nhost:   {run.host}" if run.host.is_dir() else ""
+        text = columns(rows, ("task", "judged on", "metric", "score"))
+        return f"{text}{host}\none task: {run.folder}:{next(iter(tasks))}"
+    header = (f"{record['judged']} of {record['task']['name']}", "score")
+    text = columns(list(record["scores"].items()), header)
+    return f"{text}\ninlay:  {run.inlay}" if record["name"] else text
+
+
+OF_FUSIONS = set(FusionOptions.model_fields)
 resume_flag = click.Option(
     ["--resume"],
     type=click.Path(path_type=Path),
@@ -105,7 +116,7 @@ resume_flag = click.Option(
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",
     params=[
-        config_flag, resume_flag, *flags(Settings, leave_out=OF_FUSIONS), any_host_flag, trust_flag, json_flag,
-        quiet_flag,
+        config_flag, resume_flag, *flags(JointSettings, leave_out={"members"}, hidden=OF_FUSIONS), any_host_flag,
+        trust_flag, json_flag, quiet_flag,
     ],
 )  # fmt: skip

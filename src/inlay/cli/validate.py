@@ -28,8 +28,28 @@ def work(config: Path | None, any_host: bool, trust_remote_code: bool, as_json: 
         Settings(**{"out": Path("runs/unnamed")} | merged(config, given)), Allowed(any_host, trust_remote_code)
     )
     facts = estimate(job)
-    text = columns([(name.replace("_", " "), shown(value, "; ")) for name, value in facts.items()])
-    tell(f"{text}\nNothing is wrong with it.", facts, as_json)
+    tell(f"{columns(_told(facts))}\nNothing is wrong with it.", facts, as_json)
+
+
+def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The same for people: what belongs together in one line."""
+    from inlay.training.progress import clock
+
+    at_limit = f"limit {facts['max_length']}; {facts['rows_at_max_length']} rows at it"
+    step = f"{facts['seconds_per_step']:.2f} s per step of {facts['batch_size']} rows"
+    peak, counts = facts["memory_megabytes_at_least"], ("host_parameters", "trained_parameters", "steps_at_most")
+    return [
+        ("task", f"{facts['task']} ({facts['kind']})"),
+        *((name, shown(facts[name], "; ")) for name in ("rows", "labels", "notes")),
+        ("longest row", f"{facts['longest_row_tokens']} tokens ({at_limit})"),
+        ("padding", f"{facts['padding']:.1%}"),
+        *((name.replace("_", " "), shown(facts[name])) for name in counts),
+        (
+            "time at most",
+            f"{clock(facts['seconds_at_most'])} ({step}; evaluation {clock(facts['evaluation_seconds'])} of it)",
+        ),
+        ("memory at least", "—" if peak is None else f"{peak:,.0f} MB (peak of this check)"),
+    ]
 
 
 command = click.Command(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
-from inlay.errors import ConfigError, NamingError, SetupError
+from inlay.errors import ConfigError, InlayError, NamingError, SetupError
 from inlay.host.heads import Head
 from inlay.host.registry import Inlay, Inlays
 from inlay.host.setup import names_in
@@ -37,9 +37,10 @@ def add_fusion(
     """
     model, inlays = bare(host), inlays_of(host)
     free_name(model, name)
-    members = _checked_members(inlays, members, subset)
+    members = _checked_members(inlays, members)
+    places = _checked_sites(inlays, members, sites, tuple(leave_out), subset)
     method = Fusion(
-        members=members, sites=_sites(inlays, members, sites, tuple(leave_out)), query=query, value=value,
+        members=members, sites=places, query=query, value=value,
         temperature=temperature, dropout=dropout, strength=strength, subset=subset,
     )  # fmt: skip
     start = _target(inlays, members, target)
@@ -55,23 +56,42 @@ def add_fusion(
     inlays.admit(model, inlay)
 
 
-def _checked_members(inlays: Inlays, members: Sequence[str], subset: int | None) -> tuple[str, ...]:
+def _checked_members(inlays: Inlays, members: Sequence[str]) -> tuple[str, ...]:
     members = (members,) if isinstance(members, str) else tuple(members)
     for member in members:
         if not isinstance(member, str):
             raise ConfigError(f"members is a list of names, got {member!r} in it")
     if not members:
         raise ConfigError("a fusion needs at least one member")
-    if subset is not None and subset > len(members):
-        raise ConfigError(f"subset is {subset}, but there are {len(members)} members")
     inlays.check_members(members)
     return members
+
+
+def _checked_sites(
+    inlays: Inlays, members: tuple[str, ...], wanted: Sequence[str] | None, leave_out: tuple[Layer, ...],
+    subset: int | None,
+) -> tuple[str, ...]:  # fmt: skip
+    """The fusion's places. What is wrong with them, with the layers left out and with the subset is said at once."""
+    problems: list[InlayError] = []
+    if subset is not None and subset > len(members):
+        problems.append(ConfigError(f"`subset` is {subset}, but there are {len(members)} members"))
+    try:
+        inlays.anatomy.check_layers(leave_out)
+    except InlayError as error:
+        problems.append(error)
+        leave_out = ()
+    try:
+        places = _sites(inlays, members, wanted, leave_out)
+    except InlayError as error:
+        problems.append(error)
+    if problems:
+        raise type(problems[0])("\n".join(map(str, problems)))
+    return places
 
 
 def _common_places(inlays: Inlays, members: tuple[str, ...], leave_out: tuple[Layer, ...]) -> list[str]:
     """Where any member acts; a branch before its dropout only if all members act there."""
     anatomy: Anatomy = inlays.anatomy
-    anatomy.check_layers(leave_out)
     where = [{p for p in inlays[m].place_ids() if anatomy.places[p].changes} for m in members]
     everywhere = set.union(*where)
     if len(members) > 1 and not any(

@@ -58,7 +58,7 @@ def prepare(data: Data) -> Prepared:
     notes: list[str] = []
     if "train" not in tables and data.data_dir is not None and "validation" in tables:
         tables["train"], tables["validation"] = _drawn_apart(
-            tables["validation"], min(HELD_OUT, len(tables["validation"]) // 5)
+            tables["validation"], min(HELD_OUT, max(1, len(tables["validation"]) // 5))
         )
         notes.append(
             f"no training rows: {len(tables['train'])} of the validation rows are trained on instead; "

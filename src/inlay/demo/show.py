@@ -72,7 +72,7 @@ def write_page(out: Path, study: Study, results: Results, seconds: float) -> Pat
     facts = {
         "host": study.host,
         "table": rows,
-        "sources": sources,
+        "sources": [{"task": task, "rows": rows, "accuracy": accuracy} for task, rows, accuracy in sources],
         "seconds": round(seconds, 1),
         "results": list(results),
     }

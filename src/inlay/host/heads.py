@@ -63,6 +63,8 @@ class Head(Config):
     """Before each layer of a pooling head."""
     problem: Problem | None = None
     """The loss that transformers computes when it is given labels; None: by the number of labels."""
+    choices: int | None = Field(default=None, ge=2)
+    """A choice head, labels=CHOICE: how many choices every row has. Only `adapters` asks for it, at the export."""
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -93,6 +95,12 @@ class Head(Config):
     def _layers_only_when_pooling(self) -> Head:
         if self.pooling is None and self.layers != 1:
             raise ValueError("layers describe a pooling head; set pooling to 'first', 'mean', 'last' or 'tokens'")
+        return self
+
+    @model_validator(mode="after")
+    def _choices_of_a_choice_head(self) -> Head:
+        if self.choices is not None and self.names != CHOICE:
+            raise ValueError(f"choices belong to a head with the one output {CHOICE[0]!r}: labels={CHOICE!r}")
         return self
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ from inlay.host.entry import Entry
 from inlay.host.front_sites import KeySite, TokenSite
 from inlay.host.heads import Head, bare_copy, build_head
 from inlay.host.keys import check_attention, name_attention
-from inlay.host.plan import Active
+from inlay.host.plan import Active, Plan
 from inlay.host.resolve import Resolver, member_part
 from inlay.host.setup import Setup, check_setup, names_in
 from inlay.host.sites import BranchInput, HeadSite, Hooked, InputSite, Site, is_hooked
@@ -268,18 +268,37 @@ class Inlays(nn.Module):
 
     def activate(self, host: PreTrainedModel, setup: Setup) -> None:
         """Resolve a setup everywhere first, then switch over: an error changes nothing."""
+        resolver = self._resolver(host)
+        plan = self._resolve(resolver, setup)
+        if plan.attends:
+            check_attention(host)
+        self.switch(host, plan)
+        name_attention(host, self.acting.attends())  # also where the host was told to attend in another way meanwhile
+        self._show_labels(host, resolver.heads(setup))
+
+    def resolve(self, host: PreTrainedModel, setup: Setup) -> Plan:
+        """What a setup does, to be switched to later, as often as one likes; nothing acts yet."""
+        return self._resolve(self._resolver(host), setup)
+
+    def switch(self, host: PreTrainedModel, plan: Plan) -> None:
+        """Let a plan act in this thread, at next to no cost. The labels that the host shows stay as they are."""
+        before = self.acting.attends()
+        if plan.attends and not before:
+            check_attention(host)
+        self.acting.switch(plan)
+        if self.acting.attends() != before:
+            name_attention(host, not before)
+
+    def _resolver(self, host: PreTrainedModel) -> Resolver:
+        return Resolver(host, self.anatomy, self.__getitem__, self.folded is not None)
+
+    def _resolve(self, resolver: Resolver, setup: Setup) -> Plan:
         check_setup(setup)
         for name in names_in(setup):
             self[name]
         if self.folded is not None and setup != self.folded.name:
             self.folded.refuse()
-        resolver = Resolver(host, self.anatomy, self.__getitem__, self.folded is not None)
-        plan = resolver.plan(setup, [site.path for site in self.sites.values() if isinstance(site, Site)])
-        if plan.attends:
-            check_attention(host)
-        self.acting.switch(plan)
-        name_attention(host, self.acting.attends())
-        self._show_labels(host, resolver.heads(setup))
+        return resolver.plan(setup, [site.path for site in self.sites.values() if isinstance(site, Site)])
 
     def _show_labels(self, host: PreTrainedModel, heads: list[Head]) -> None:
         labelled = any(head.names is not None for head in heads)

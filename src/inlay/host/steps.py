@@ -82,6 +82,10 @@ class Mean:
         return sum(rest, first)
 
 
+Index = tuple[list[Tensor | slice], Tensor | None]
+"""The parts of the batch that each step has, and the way back to its order; None: they are in order."""
+
+
 @dataclass(frozen=True)
 class ByRow:
     """Rows: the rows of each step, together; then back in the batch's order."""
@@ -89,12 +93,12 @@ class ByRow:
     steps: tuple[Step, ...]
     index: tuple[tuple[int, ...], ...]
     """For each step the parts of the batch that are its own."""
-    kept: dict[torch.device, list[Tensor]] = field(default_factory=dict, compare=False, repr=False)
-    """The index as tensors."""
+    kept: dict[torch.device, Index] = field(default_factory=dict, compare=False, repr=False)
+    """The index as tensors and slices."""
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
-        *index, back = self._made(h.device) if torch.compiler.is_compiling() else self._kept(h.device)
-        parts = len(back)
+        index, back = self._made(h.device) if torch.compiler.is_compiling() else self._kept(h.device)
+        parts = sum(map(len, self.index))
         if h.shape[0] % parts:
             raise SetupError(
                 f"Rows has {parts} parts, but a module that an inlay changes gave out {tuple(h.shape)}. Either the "
@@ -102,26 +106,33 @@ class ByRow:
                 f"change it cannot act in Rows."
             )
         results = []
-        for step, at in zip(self.steps, index, strict=True):
+        for step, at, mine in zip(self.steps, index, self.index, strict=True):
 
-            def take(x: Tensor, at: Tensor = at) -> Tensor:  # one part may be several rows: beams, choices
+            def take(x: Tensor, at: Tensor | slice = at) -> Tensor:  # one part may be several rows: beams, choices
                 return x.unflatten(0, (parts, -1))[at].flatten(0, 1)
 
-            results.append(step(take(h), seen.rows(take)).unflatten(0, (len(at), -1)))
-        return torch.cat(_same_shape(results))[back].flatten(0, 1)
+            results.append(step(take(h), seen.rows(take)).unflatten(0, (len(mine), -1)))
+        whole = torch.cat(_same_shape(results))
+        return (whole if back is None else whole[back]).flatten(0, 1)
 
-    def _made(self, device: torch.device) -> list[Tensor]:
-        """The parts of each step, and the way back to the batch's order."""
+    def _made(self, device: torch.device) -> Index:
+        """The parts of each step, and the way back to the batch's order. What lies side by side need not be copied."""
         order = [part for mine in self.index for part in mine]
         back = sorted(range(len(order)), key=order.__getitem__)
-        return [torch.tensor(at, device=device) for at in (*self.index, back)]
+        index = [_slice(mine) or torch.tensor(mine, device=device) for mine in self.index]
+        return index, None if back == order == sorted(order) else torch.tensor(back, device=device)
 
-    def _kept(self, device: torch.device) -> list[Tensor]:
+    def _kept(self, device: torch.device) -> Index:
         """The same, made once: a GPU waits for every list that is sent to it."""
         if device not in self.kept:
             with torch.inference_mode(False):
                 self.kept[device] = self._made(device)
         return self.kept[device]
+
+
+def _slice(rows: tuple[int, ...]) -> slice | None:
+    """Rows that follow each other as a slice."""
+    return slice(rows[0], rows[-1] + 1) if rows == tuple(range(rows[0], rows[-1] + 1)) else None
 
 
 def _same_shape(results: list[Tensor]) -> list[Tensor]:

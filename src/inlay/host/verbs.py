@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -21,16 +23,21 @@ from inlay.methods.base import Method
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def add(host: nn.Module, name: str, method: Method, *, head: Head | None = None, norms: bool | None = None) -> None:
+def add(
+    host: nn.Module, name: str, method: Method, *,
+    head: Head | None = None, norms: bool | None = None, tokenizer: Any = None,
+) -> None:  # fmt: skip
     """Set a new inlay into a host. It does not act until it is activated.
 
-    head:  a head of its own, which stands in for the host's while the inlay is active.
-    norms: whether it owns a copy of every norm of the host; None leaves that to the method.
+    head:      a head of its own, which stands in for the host's while the inlay is active.
+    norms:     whether it owns a copy of every norm of the host; None leaves that to the method.
+    tokenizer: the host's, for a method that begins with a text: inlay.Prompt(text="…").
     """
     model = bare(host)
     free_name(model, name)
     if not isinstance(method, Method):
         raise SetupError(f"a method is an object such as inlay.Pfeiffer(reduction=16), got {method!r}")
+    method = method.in_tokens(tokenizer)
     with registering(model) as inlays:
         inlay = Inlay(name, method, head, method.owns_norms() if norms is None else norms).fill(model, inlays.anatomy)
         inlay.check_head(inlays.anatomy)
@@ -63,6 +70,12 @@ def activate(host: nn.Module, setup: Setup) -> None:
     inlays_of(model).activate(model, setup)
 
 
+def activator(host: nn.Module, setup: Setup) -> Callable[[], None]:
+    """A function that lets a setup act, resolved once: until an inlay comes, goes or changes its modules."""
+    model, inlays = bare(host), inlays_of(host)
+    return partial(inlays.switch, model, inlays.resolve(model, setup))
+
+
 @contextmanager
 def activated(host: nn.Module, setup: Setup) -> Iterator[None]:
     """Activate a setup for the length of a `with` block, then restore what was active before."""
@@ -92,8 +105,14 @@ def active(host: nn.Module) -> Setup:
     return inlays.active if inlays is not None else None
 
 
-def train(host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None) -> None:
-    """Activate a setup and let it train: its inlays, or only those named, require gradients; all else is frozen."""
+def train(
+    host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None, host_too: bool = False
+) -> None:  # fmt: skip
+    """Activate a setup and let it train: its inlays, or only those named, require gradients; all else is frozen.
+
+    host_too: the host's own weights train as well, but for its head where all of the setup's inlays have their own:
+    with `Rows("a", "b")` several tasks then share what they learn (multi-task training).
+    """
     inlays = inlays_of(host)
     if setup is None:
         raise SetupError("nothing to train: the bare host has no inlay. Name one, as in inlay.train(host, 'rte').")
@@ -108,7 +127,17 @@ def train(host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None) -
     freeze(host)
     for name in learners:
         inlays[name].requires_grad_(True)
+    if host_too:
+        _train_host(bare(host), inlays, all(inlays[name].head is not None for name in names_in(setup)))
     host.train()
+
+
+def _train_host(host: PreTrainedModel, inlays: Inlays, own_heads: bool) -> None:
+    """Every weight of the host. What own heads stand in for does not train: no gradient reaches it."""
+    idle = inlays.anatomy.head if own_heads else ()
+    for path, parameter in host.named_parameters():
+        if not path.startswith(f"{ATTRIBUTE}.") and not any(path.startswith(f"{module}.") for module in idle):
+            parameter.requires_grad_(True)
 
 
 def freeze(host: nn.Module, name: str | None = None) -> None:

@@ -95,6 +95,10 @@ class Method(Config):
     def start(self, part: nn.Module, module: nn.Module) -> None:
         """Let a new module begin with something of the host's own module at its place."""
 
+    def in_tokens(self, tokenizer: Any) -> Method:
+        """The same with its texts as tokens, if it has any; `tokenizer` is the host's, or None where there is none."""
+        return self
+
     def moves(self, anatomy: Anatomy) -> int:
         """By how many positions it moves the tokens of a host."""
         return 0

@@ -262,6 +262,9 @@ class Mixture(Method):
             merge_module(part)
         return self.method
 
+    def in_tokens(self, tokenizer: Any) -> Method:
+        return self.model_copy(update={"method": self.method.in_tokens(tokenizer)})
+
     def moves(self, anatomy: Anatomy) -> int:
         return int(self.method.moves(anatomy))
 

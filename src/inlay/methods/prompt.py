@@ -10,7 +10,7 @@ in front: the same as the longer text, and nothing of it enters the cache. Real 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -49,16 +49,37 @@ class Prompt(Method):
     """P, the tokens in front."""
     init: Literal["uniform", "vocabulary", "text"] = "uniform"
     """Where they begin: U(-0.5, 0.5), the first P tokens of the vocabulary, or the tokens of a text."""
+    text: str = ""
+    """That text; without init it means init="text". A shorter one than the prompt is repeated."""
     ids: tuple[int, ...] = ()
-    """The tokens of that text, as the host's tokenizer numbers them; a shorter text is repeated."""
+    """The tokens of that text, as the host's tokenizer numbers them; found where there is a tokenizer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_text_is_to_begin_with(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and "init" not in fields and (fields.get("text") or fields.get("ids")):
+            return {**fields, "init": "text"}
+        return fields
 
     @model_validator(mode="after")
     def _a_text_that_fits(self) -> Prompt:
-        if (self.init == "text") != bool(self.ids):
-            raise ValueError("init='text' and ids belong together: ids are the tokens of the text to begin with")
+        if (self.init == "text") != bool(self.ids or self.text):
+            raise ValueError("init='text' needs the text to begin with, as text or as the ids of its tokens")
         if len(self.ids) > self.length:
             raise ValueError(f"the text has {len(self.ids)} tokens, which is more than the prompt's {self.length}")
         return self
+
+    def in_tokens(self, tokenizer: Any) -> Prompt:
+        if not self.text or self.ids:
+            return self
+        if tokenizer is None:
+            raise ConfigError(
+                "the text to begin with has to be cut into tokens: inlay.add(…, tokenizer=tokenizer), or ids=…"
+            )
+        ids = tuple(tokenizer(self.text, add_special_tokens=False)["input_ids"])
+        if not ids:
+            raise ConfigError(f"the tokenizer finds no tokens in the text {self.text!r}")
+        return type(self)(**{**dict(self), "ids": ids})
 
     def usual_rate(self, text: bool = False) -> float:
         return self.rate if self.init == "uniform" else 3e-1
@@ -83,7 +104,7 @@ class Prompt(Method):
 
     def start(self, part: nn.Module, module: nn.Module) -> None:
         vocabulary: Tensor = module.weight  # type: ignore[assignment]
-        if self.init == "uniform":
+        if self.init == "uniform" or vocabulary.is_meta or (self.text and not self.ids):  # the last: only counted
             return
         ids = list(range(self.length)) if self.init == "vocabulary" else list(self.ids)
         if max(ids) >= vocabulary.shape[0] or min(ids) < 0:
@@ -92,7 +113,7 @@ class Prompt(Method):
             )
         chosen = torch.tensor((ids * self.length)[: self.length])
         for tokens in (m for m in part.modules() if isinstance(m, Table)):
-            if not vocabulary.is_meta and not tokens.weight.is_meta:
+            if not tokens.weight.is_meta:
                 tokens.weight.data.copy_(vocabulary.detach()[chosen.to(vocabulary.device)])
 
     def closed_form(self, places: Sequence[Place]) -> str | None:

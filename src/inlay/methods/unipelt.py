@@ -4,7 +4,10 @@
     P_K' = g_K P_K    P_V' = g_V P_V          one gate for both, or two
 
 Any of the three may be left out. A gate reads what its part reads. It is a mean over the whole text, which a decoder
-does not have while it writes: the method acts in encoders only. Padding does not count.
+does not have while it writes: the method acts in encoders only. Padding does not count, unless it is told to.
+
+Two variants are published. In the authors' code LoRA changes q and v, and each has a gate; in the paper's figure it
+changes q and k, which share one.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from inlay.methods.acting import Reads, Seen, Spot, Step, in_dtype_of, read, spr
 from inlay.methods.base import Method, method_from, register
 from inlay.methods.bottleneck import Bottleneck, Pfeiffer
 from inlay.methods.lora import LoRA
-from inlay.methods.prefix import Keys, Prefix
+from inlay.methods.prefix import Control, Keys, Prefix
 
 
 class Gate(nn.Module):
@@ -50,9 +53,13 @@ class Gated(nn.Module):
     masked = True
     """It takes the mask of real tokens too."""
 
-    def __init__(self, part: nn.Module, gate: Gate) -> None:
+    def __init__(self, part: nn.Module, gate: Gate, shared: bool = False, count_padding: bool = False) -> None:
         super().__init__()
-        self.part, self.gate = part, gate
+        self.part, self.count_padding = part, count_padding
+        if shared:
+            self.common = (gate,)  # in a tuple: it is the inlay's, not this part's own
+        else:
+            self.gate = gate
 
     @property
     def length(self) -> int:
@@ -60,7 +67,8 @@ class Gated(nn.Module):
         return self.part.length  # type: ignore[return-value]
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        gate, made = self.gate(x, mask), self.part(x)
+        judge = self.common[0] if hasattr(self, "common") else self.gate
+        gate, made = judge(x, None if self.count_padding else mask), self.part(x)
         if gate.shape[-1] == 2:  # keys and values side by side
             gate = gate.repeat_interleave(made.shape[-1] // 2, -1)
         return made * gate
@@ -87,14 +95,25 @@ class UniPELT(Method):
     rate: ClassVar[float] = 5e-4
     reads_texts: ClassVar[bool] = True
 
-    lora: Any = LoRA(rank=8, alpha=2.0)
-    """The LoRA part, or None; the code of the paper's authors changes q and v, as this does, its figure q and k."""
+    variant: Literal["code", "paper"] = "code"
+    """As in the authors' code, or in the figure: LoRA's projections have a gate each, or one in every layer."""
+    lora: Any = LoRA(rank=8, alpha=8.0)
+    """The LoRA part, or None; if not given it changes q and v, and with variant="paper" q and k."""
     prefix: Any = Prefix(length=10)
     """The prefix, or None."""
     bottleneck: Any = Pfeiffer()
     """The bottleneck, or None."""
     gates: Literal["one", "two"] = "one"
     """One gate for a prefix's keys and values together, or one for each."""
+    count_padding: bool = False
+    """Whether padding counts in a gate's mean, as it does in the authors' code and in `adapters`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_the_figure(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("variant") == "paper" and "lora" not in fields:
+            return {**fields, "lora": LoRA(rank=8, alpha=8.0, targets=("q", "k"))}
+        return fields
 
     @field_validator("lora", "prefix", "bottleneck")
     @classmethod
@@ -124,7 +143,8 @@ class UniPELT(Method):
     def describe(self) -> dict[str, Any]:
         parts = {name: getattr(self, name) for name in ("lora", "prefix", "bottleneck")}
         described = {name: None if method is None else method.describe() for name, method in parts.items()}
-        return {"kind": self.kind, **described, "gates": self.gates}
+        settings = {"variant": self.variant, "gates": self.gates, "count_padding": self.count_padding}
+        return {"kind": self.kind, **described, **settings}
 
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         if "encoder" not in anatomy.depth:
@@ -146,7 +166,13 @@ class UniPELT(Method):
 
     def build(self, place: Place, shared: nn.Module) -> Gated:
         two = place.acts == "keys" and self.gates == "two"
-        return Gated(self.part_at(place).build(place, shared), Gate(place.d_in, 2 if two else 1))
+        part = self.part_at(place).build(place, shared)
+        if self.variant == "paper" and place.projection is not None:  # what LoRA changes in a layer
+            name = f"{place.stack}_{place.layer}"
+            if not hasattr(shared, name):
+                shared.add_module(name, Gate(place.d_in))
+            return Gated(part, getattr(shared, name), shared=True, count_padding=self.count_padding)
+        return Gated(part, Gate(place.d_in, 2 if two else 1), count_padding=self.count_padding)
 
     def step(self, spot: Spot) -> Step:
         return AddGated(spot.module, self.reads_at(spot.place), spot.place, spot.norm)
@@ -159,5 +185,11 @@ class UniPELT(Method):
                 part.part.flatten()
         return self.model_copy(update={"prefix": self.prefix.model_copy(update={"reparametrised": False})})
 
+    def make_shared(self) -> nn.Module:
+        return nn.Module() if self.bottleneck is None else self.bottleneck.make_shared()
+
     def needed_of(self, shared: nn.Module) -> nn.Module:
-        return nn.Module()
+        if self.prefix is None or not self.prefix.reparametrised:
+            for name in [name for name, module in shared.named_children() if isinstance(module, Control)]:
+                delattr(shared, name)
+        return shared

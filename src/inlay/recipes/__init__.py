@@ -1,8 +1,8 @@
 """Named recipes: what a paper's experiments were run with, as YAML beside this file, each number with its source.
 
 settings   hold for every job
-modes      … for jobs of one mode: inlay, head, full, fusion
-methods    … for one method (mode inlay)
+modes      … for jobs of one mode: inlay, head, full, fusion, mt-a
+methods    … for one method (modes inlay and mt-a)
 tasks      … for one task
 
 Later ones win over earlier ones, and what a user says wins over all of them; a method's `options` are joined.
@@ -20,6 +20,7 @@ import yaml
 from inlay.errors import ConfigError, nearest
 
 PARTS = ("about", "settings", "modes", "methods", "tasks")
+WITH_A_METHOD = ("inlay", "mt-a")
 USUAL = {"mode": "inlay", "method": "pfeiffer", "task": "own"}
 """What decides which parts of a recipe apply, where neither the user nor the recipe says it."""
 
@@ -46,7 +47,7 @@ def recipe_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(recipe["settings"])
     which = {what: given.get(what) or found.get(what) or usual for what, usual in USUAL.items()}
     found = _joined(found, recipe["modes"].get(which["mode"], {}))
-    if which["mode"] == "inlay":
+    if which["mode"] in WITH_A_METHOD:
         found = _joined(found, recipe["methods"].get(which["method"], {}))
     else:
         found.pop("method", None)  # other modes have none

@@ -36,13 +36,28 @@ def curve(history: Sequence[Mapping[str, float | None]], main: str) -> Markup:
     figure, axes = new_figure(6, 3)
     steps = [number(entry["step"]) for entry in history]
     axes.plot(steps, [number(entry["loss"]) for entry in history], color="#999", marker=".", label="training loss")
+    if any("validation_loss" in entry for entry in history):  # where it chose the best state
+        judged = [number(entry.get("validation_loss")) for entry in history]
+        axes.plot(steps, judged, color="#999", linestyle="--", marker=".", label="validation loss")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     other = axes.twinx()
     values = [number(entry[f"validation_{main}"]) for entry in history]
     other.plot(steps, values, color="#1f6f8b", marker="o", label=f"validation {main}")
     other.set_ylabel(main)
-    figure.legend(loc="upper center", ncols=2, frameon=False)
+    figure.legend(loc="upper center", ncols=3, frameon=False)
+    return as_svg(figure)
+
+
+def curves(history: Sequence[Mapping[str, float | None]], columns: Mapping[str, str], what: str) -> Markup:
+    """One line per column of the history over the steps, each with its name; what is not there leaves a gap."""
+    figure, axes = new_figure(6, 3.2)
+    for column, name in columns.items():
+        seen = [(number(e["step"]), number(e[column])) for e in history if e.get(column) is not None]
+        axes.plot([step for step, _ in seen], [value for _, value in seen], marker=".", label=_cut(name))
+    axes.set_xlabel("step")
+    axes.set_ylabel(what)
+    axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return as_svg(figure)
 
 

@@ -38,9 +38,9 @@ def run_page(
         scores=scores,
         splits=list(splits),
         curve=curve(history, task.main) if history else None,  # a pruned fusion was not trained
-        confusion=_confusion(task, judged, answers),
-        scatter=_scatter(task, judged, answers),
-        mistakes=_mistakes(task, judged, answers),
+        confusion=confusion_of(task, judged, answers),
+        scatter=scatter_of(task, judged, answers),
+        mistakes=mistakes_of(task, judged, answers),
         attention=fusion_svg(attention) if attention is not None else None,
         config=config,
         versions=list(record["versions"].items()),
@@ -66,14 +66,14 @@ def _facts(record: Mapping[str, Any], task: Task) -> list[tuple[str, str]]:
     ]
 
 
-def _scatter(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> str | None:
+def scatter_of(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> str | None:
     pairs = [(example.target, answer.prediction) for example, answer in zip(judged.examples, answers, strict=True)]
     if task.kind != "regression" or not all(math.isfinite(float(value)) for pair in pairs for value in pair):  # type: ignore[arg-type]
         return None
     return scatter([float(target) for target, _ in pairs], [float(said) for _, said in pairs])  # type: ignore[arg-type]
 
 
-def _mistakes(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> list[tuple[str, str, str, float]]:
+def mistakes_of(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> list[tuple[str, str, str, float]]:
     """The rows that it was surest about and wrong: text, label, what it said, its share of certainty."""
     if task.kind != "classification":
         return []
@@ -93,7 +93,7 @@ def _mistakes(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> li
     ]
 
 
-def _confusion(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> str | None:
+def confusion_of(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> str | None:
     if task.kind != "classification" or len(task.labels) > MOST_LABELS:
         return None
     targets = [int(example.target) for example in judged.examples]  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from inlay.runs.train import Job, peak_megabytes
 from inlay.training.batching import padding_share, training_batches
 from inlay.training.evaluate import BATCH, ask
 from inlay.training.objectives import Portion, objective_for
-from inlay.training.progress import clock
 
 
 def estimate(job: Job) -> dict[str, Any]:
@@ -24,27 +23,32 @@ def estimate(job: Job) -> dict[str, Any]:
     seconds = _seconds_per_step(job, sorted(batches, key=lambda rows: int(lengths[rows].max()))[len(batches) // 2])
     judging = _seconds_to_validate(job) * (1 + steps // (settings.eval_every or len(batches)))
     trained = sum(p.numel() for p in job.host.parameters() if p.requires_grad)
-    facts = {
-        "task": f"{job.prepared.task.name} ({job.prepared.task.kind})",
+    return {
+        "task": job.prepared.task.name,
+        "kind": job.prepared.task.kind,
         "rows": {split: len(getattr(job.prepared, split)) for split in ("train", "validation", "test")},
         "labels": _labels(job),
         "notes": list(job.prepared.notes),
-        "longest_row": f"{int(lengths.max())} tokens (limit {limit}; {int((lengths >= limit).sum())} rows at it)",
-        "padding": f"{padding_share(lengths, batches):.1%}",
+        "longest_row_tokens": int(lengths.max()),
+        "max_length": limit,
+        "rows_at_max_length": int((lengths >= limit).sum()),
+        "padding": round(padding_share(lengths, batches), 4),
         "host_parameters": summary(job.host).host_parameters,
         "trained_parameters": trained,
         "steps_at_most": steps,
-        "time_at_most": f"{clock(steps * seconds + judging)} ({seconds:.2f} s per step of {settings.batch_size} rows; "
-        f"evaluation {clock(judging)} of it)",
+        "batch_size": settings.batch_size,
+        "seconds_per_step": round(seconds, 4),
+        "evaluation_seconds": round(judging, 2),
+        "seconds_at_most": round(steps * seconds + judging, 2),
+        "memory_megabytes_at_least": peak_megabytes(),
     }
-    peak = peak_megabytes()
-    return facts | ({"memory_at_least": f"{peak:,.0f} MB (peak of this check)"} if peak is not None else {})
 
 
-def _labels(job: Job) -> dict[str, int] | str:
+def _labels(job: Job) -> dict[str, int] | None:
+    """Training rows by label."""
     task = job.prepared.task
     if task.kind != "classification":
-        return "—"
+        return None
     counts = Counter(task.labels[int(e.target)] for e in job.prepared.train)  # type: ignore[arg-type]
     return {label: counts[label] for label in task.labels}
 

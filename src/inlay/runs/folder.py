@@ -5,8 +5,9 @@ run.json                  settings, task, labels, host, counts, versions, digest
                           "status": running, interrupted, diverged, finished
 metrics.jsonl             one line per evaluation
 inlay/                    the best inlay or fusion
+inlays/<task>/            a joint run: the inlay of each task
 members/<name>/           what a fusion is over
-host/                     after full fine-tuning
+host/                     the host, where it was trained
 report.html               all of it on one page
 checkpoint.safetensors    while it is not finished
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from inlay.errors import CheckpointError, ConfigError
+from inlay.errors import CheckpointError, ConfigError, nearest
 from inlay.runs.record import read_record, signed
 from inlay.runs.yaml_text import read_yaml
 from inlay.storage.files import digest, write_whole
@@ -43,6 +45,8 @@ OLD_NAMES = {"train": "train_file", "validation": "validation_file", "test": "te
 """Settings that had another name in the config.yaml of earlier runs."""
 BEFORE: dict[str, Any] = {"no_decay": [], "prompt": ""}
 """What held, without being said, in runs that were begun before these settings came to be: now one of them is said."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""A task of a joint run is called as inlays are, and its folder too."""
 PACKAGES = ("inlay", "torch", "transformers", "accelerate", "datasets")
 
 
@@ -59,13 +63,40 @@ class Run:
 
     @classmethod
     def opened(cls, folder: str | Path) -> Run:
-        """A run that is there."""
-        run = cls(Path(folder))
-        if not (run.folder / RECORD).is_file():
+        """A run that is there, or one task of a joint run, as in `runs/joint:rte`."""
+        run = run_at(folder)
+        if run is None:
             raise CheckpointError(
                 f"{folder} is not a run: it has no {RECORD}. Give the folder that `inlay train` wrote."
             )
         return run
+
+    @property
+    def address(self) -> str:
+        """What a user calls it."""
+        return str(self.folder)
+
+    def tasks(self) -> list[TaskRun]:
+        """The tasks of a joint run, each as a run of its own; none: it is a run of one task."""
+        return [TaskRun(self.folder, task) for task in self.record().get("tasks") or {}]
+
+    def of_one_task(self) -> Run:
+        """This run, if it has one task; otherwise which one is meant is not known."""
+        tasks = self.tasks()
+        if tasks:
+            names = [run.task for run in tasks]
+            raise CheckpointError(
+                f"{self.folder} is a joint run of {', '.join(names)}: say which, as in {self.folder}:{names[0]}"
+            )
+        return self
+
+    def inlay_of(self, task: str) -> Path:
+        """Where the inlay of one task of a joint run is."""
+        if not NAME.fullmatch(task):
+            raise CheckpointError(
+                f"{self.folder / RECORD} names a task {task!r}, which cannot be the name of a folder."
+            )
+        return self.folder / "inlays" / task
 
     @contextmanager
     def locked(self, *, fresh: bool) -> Iterator[None]:
@@ -175,6 +206,56 @@ class Run:
         write_whole(self.folder / METRICS, "".join(as_json(entry) + "\n" for entry in kept))
 
 
+class TaskRun(Run):
+    """One task of a joint run, as if it were a run of its own: its record, its settings, its inlay, its host."""
+
+    def __init__(self, folder: Path, task: str) -> None:
+        super().__init__(folder)
+        self.task, self.inlay = task, self.inlay_of(task)
+
+    def record(self) -> dict[str, Any]:
+        whole = super().record()
+        mine: dict[str, Any] = (whole.get("tasks") or {}).get(self.task, {})
+        host = {"host": str(self.host.absolute())} if self.host.is_dir() else {}
+        return {name: value for name, value in whole.items() if name != "tasks"} | mine | host
+
+    @property
+    def address(self) -> str:
+        return f"{self.folder}:{self.task}"
+
+    def tasks(self) -> list[TaskRun]:
+        return []
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every evaluation, of this task."""
+        shared = ("step", "epoch", "lr")
+        return [
+            {name.removeprefix(f"{self.task}/"): v for name, v in entry.items() if _is_of(name, self.task, shared)}
+            for entry in super().history()
+        ]
+
+    def note(self, **facts: Any) -> None:
+        raise ConfigError(f"{self.folder}:{self.task} is one task of a joint run, whose record is written as a whole.")
+
+
+def _is_of(name: str, task: str, shared: tuple[str, ...]) -> bool:
+    return name in shared or name.startswith(f"{task}/")
+
+
+def run_at(path: str | Path) -> Run | None:
+    """The run of a folder, or one task of a joint run, as in `runs/joint:rte`; None: there is no run."""
+    if (Path(path) / RECORD).is_file():
+        return Run(Path(path))
+    folder, colon, task = str(path).rpartition(":")
+    if not colon or not (Path(folder) / RECORD).is_file():
+        return None
+    tasks = [run.task for run in Run(Path(folder)).tasks()]
+    if task not in tasks:
+        known = nearest(task, tasks) if tasks else " It is a run of one task: leave out what follows the colon."
+        raise ConfigError(f"{folder} has no task {task!r}.{known}")
+    return TaskRun(Path(folder), task)
+
+
 def _is_entry(entry: Any) -> bool:
     """One evaluation: its step, and numbers or null by name."""
     if not isinstance(entry, dict) or type(entry.get("step")) is not int:
@@ -194,9 +275,10 @@ def read_settings(file: Path) -> dict[str, Any]:
     return with_new_names({str(name): value for name, value in found.items()})
 
 
-def inlay_in(folder: Path) -> Path:
-    """The inlay of a run, or the inlay itself."""
-    return Run(folder).inlay if (folder / RECORD).is_file() else folder
+def inlay_in(path: Path) -> Path:
+    """The inlay of a run, or of one task of a joint run; or the inlay itself."""
+    run = run_at(path)
+    return path if run is None else run.of_one_task().inlay
 
 
 def with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,26 +43,31 @@ class Matrix:
     def pairs(self) -> list[tuple[str, tuple[dict[str, float], ...]]]:
         return list(zip(self.states, self.scores, strict=True))
 
-    def facts(self) -> list[dict[str, Any]]:
-        return [{"state": state, "scores": dict(zip(self.tasks, row, strict=True))} for state, row in self.pairs()]
+    def facts(self) -> dict[str, Any]:
+        states = [{"state": state, "scores": dict(zip(self.tasks, row, strict=True))} for state, row in self.pairs()]
+        return {"tasks": list(self.tasks), "states": states}
 
 
 def matrix(paths: Sequence[Path], split: str | None = None) -> Matrix:
-    """Every run's state on every run's task; a task that several runs have is asked with the head of the first."""
-    runs = [Run.opened(path) for path in paths]
-    unfinished = [str(run.folder) for run in runs if run.record().get("status") != "finished"]
+    """Every run's state on every run's task; a task that several runs have is asked with the head of the first.
+
+    A joint run is a state for each of its tasks.
+    """
+    given = [Run.opened(path) for path in paths]
+    runs = [each for run in given for each in (list[Run](run.tasks()) or [run])]
+    unfinished = [run.address for run in runs if run.record().get("status") != "finished"]
     if unfinished:
         raise CheckpointError(f"not finished: {', '.join(unfinished)}. Go on: inlay train --resume {unfinished[0]}")
     askers: dict[str, Run] = {}
     for run in runs:
         askers.setdefault(run.record()["task"]["name"], run)
     scores = tuple(tuple(_score(run, asker, split) for asker in askers.values()) for run in runs)
-    return Matrix(tuple(str(path) for path in paths), tuple(askers), scores)
+    return Matrix(tuple(run.address for run in runs), tuple(askers), scores)
 
 
 def _score(state: Run, asker: Run, split: str | None) -> dict[str, float]:
     same = state.record()["task"] == asker.record()["task"]
-    opened = open_for_use(state.folder) if same else _with_head(state, asker)
+    opened = open_for_use(state.address) if same else _with_head(state, asker)
     _, rows = opened.rows(split, None)
     encoded = opened.codec.encode(rows)
     return opened.codec.measure(encoded, ask(opened.host, opened.codec, encoded))
@@ -71,17 +76,16 @@ def _score(state: Run, asker: Run, split: str | None) -> dict[str, float]:
 def _with_head(state: Run, asker: Run) -> Opened:
     """A state's host and inlay, opened for another run's task with that run's head."""
     record, task = state.record(), Task(**asker.record()["task"])
-    full = state.host.is_dir()
     try:
-        bench = Workbench.open(str(state.host) if full else record["host"], task)
-        name = None if full or not record["name"] else set_in(bench.host, state)
+        bench = Workbench.open(str(state.host) if state.host.is_dir() else record["host"], task)
+        name = None if record["mode"] == "full" or not record["name"] else set_in(bench.host, state)
         parts = [name] if name is not None else []
         if bench.form != "text":
             parts.append(_add_head(bench, asker))
         if parts:
             activate(bench.host, parts[0] if len(parts) == 1 else Stack(*parts))
     except InlayError as error:
-        raise ConfigError(f"{state.folder} cannot be asked for {task.name}: {error}") from None
+        raise ConfigError(f"{state.address} cannot be asked for {task.name}: {error}") from None
     codec = bench.codec(asker.record()["max_length"], asker.config().get("stride", STRIDE))
     return Opened(bench.host.eval(), codec, name, asker)
 
@@ -90,7 +94,7 @@ def _add_head(bench: Workbench, asker: Run) -> str:
     """The head of a run as an inlay of its own; returns its name."""
     manifest, tensors = read(asker.inlay)
     if manifest.head is None:
-        raise CheckpointError(f"{asker.folder} has no head of its own")
+        raise CheckpointError(f"{asker.address} has no head of its own")
     name = f"head-of-{manifest.name[:50]}"
     add(bench.host, name, HeadOnly(), head=Head(**manifest.head))
     with torch.no_grad():

@@ -24,7 +24,7 @@ class Record(BaseModel):
     status: Status | None = None
     task: dict[str, Any] | None = None
     host: str | None = None
-    mode: Literal["inlay", "head", "full", "fusion"] | None = None
+    mode: Literal["inlay", "head", "full", "fusion", "mt-a"] | None = None
     method: str | None = None
     name: str | None = None
     rows: dict[str, int] | None = None
@@ -57,6 +57,10 @@ class Record(BaseModel):
     files: dict[str, str] | None = None
     """After full fine-tuning: the digests of the host's files."""
     peak_megabytes: float | None = None
+    tasks: dict[str, dict[str, Any]] | None = None
+    """A joint run: of each task what a run of its own would say."""
+    attention: dict[str, dict[str, float]] | None = None
+    """A fusion: the mean weight of each member at each place, on the rows that it was judged by."""
     sha256: str | None = None
 
 

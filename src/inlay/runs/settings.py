@@ -91,27 +91,31 @@ class Settings(Data, Recipe, FusionOptions):
     @model_validator(mode="before")
     @classmethod
     def _with_recipe(cls, given: Any) -> Any:
-        """What a recipe says, and over it what was said; a method's options are joined."""
-        if not isinstance(given, dict):
-            return given
-        said = {OTHER_NAMES.get(str(name), str(name)): value for name, value in given.items()}
-        if said.get("recipe") is None:
-            return said
-        found = recipe_settings(str(said["recipe"]), said)
-        options = found.get("options", {}) | _as_table(said.get("options", {}))
-        return found | said | ({"options": options} if options else {})
+        return said_with_recipe(given)
 
     @field_validator("options", mode="before")
     @classmethod
     def _pairs(cls, given: Any) -> Any:
-        return _as_table(given)
+        return as_table(given)
 
     def by_recipe(self) -> dict[str, Any]:
         """The settings that the recipe says of this job."""
         return recipe_settings(self.recipe, self.model_dump()) if self.recipe is not None else {}
 
 
-def _as_table(given: Any) -> Any:
+def said_with_recipe(given: Any) -> Any:
+    """What a recipe says, and over it what was said; a method's options are joined."""
+    if not isinstance(given, dict):
+        return given
+    said = {OTHER_NAMES.get(str(name), str(name)): value for name, value in given.items()}
+    if said.get("recipe") is None:
+        return said
+    found = recipe_settings(str(said["recipe"]), said)
+    options = found.get("options", {}) | as_table(said.get("options", {}))
+    return found | said | ({"options": options} if options else {})
+
+
+def as_table(given: Any) -> Any:
     """From the command line options come as name=value, the values in YAML."""
     return named_values(given) if isinstance(given, list | tuple) else given
 
@@ -138,7 +142,17 @@ OF_SAMPLING = ("top_k", "top_p", "sampling_seed")
 
 def unused(settings: Settings) -> list[str]:
     """A sentence for each setting that was given and that nothing in this job uses."""
-    said, mode = given_to(settings), settings.mode
+    return list(useless(settings).values())
+
+
+def unused_here(settings: Settings, kind: str, text: bool, decoder: bool = False) -> list[str]:
+    """The same for what depends on the task's kind, and on whether the host answers in text, as a decoder or not."""
+    return list(useless_here(settings, kind, text, decoder).values())
+
+
+def useless(settings: Settings) -> dict[str, str]:
+    """Settings that nothing in a job uses, each with a sentence that says so."""
+    mode = settings.mode
     needs = {
         "mode fusion": ("members", *FusionOptions.model_fields) if mode != "fusion" else (),
         "mode inlay": ("method", "options", "start") if mode != "inlay" else (),
@@ -150,12 +164,11 @@ def unused(settings: Settings) -> list[str]:
         "sampling": OF_SAMPLING if not settings.sampling else (),
         "a head that pools": ("head_layers", "head_dropout") if settings.pooling == "host" else (),
     }
-    return [_refusal(name, need, said[name]) for need, names in needs.items() for name in names if name in said]
+    return _refusals(settings, needs)
 
 
-def unused_here(settings: Settings, kind: str, text: bool, decoder: bool = False) -> list[str]:
+def useless_here(settings: Settings, kind: str, text: bool, decoder: bool = False) -> dict[str, str]:
     """The same for what depends on the task's kind, and on whether the host answers in text, as a decoder or not."""
-    said = given_to(settings)
     needs = {
         "a host that answers in text, such as T5 or GPT-2": () if text else OF_TEXT,
         "a decoder that answers in text, such as GPT-2": () if decoder or not text else ("packing",),
@@ -165,7 +178,12 @@ def unused_here(settings: Settings, kind: str, text: bool, decoder: bool = False
         "contexts to read in windows (kind spans)": () if kind == "spans" else ("stride",),
         "labels or choices to rank": () if kind in ("classification", "choice") else ("answering",),
     }
-    return [_refusal(name, need, said[name]) for need, names in needs.items() for name in names if name in said]
+    return _refusals(settings, needs)
+
+
+def _refusals(settings: Settings, needs: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    said = given_to(settings)
+    return {n: _refusal(n, need, said[n]) for need, names in needs.items() for n in names if n in said}
 
 
 MIXTURE = ("inlay", "mixture")

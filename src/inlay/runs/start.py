@@ -14,16 +14,16 @@ from inlay.errors import CheckpointError, ConfigError
 from inlay.host.heads import Head
 from inlay.host.verbs import inlays_of
 from inlay.methods import Method, method_from
-from inlay.runs.folder import RECORD, Run, inlay_in
+from inlay.runs.folder import inlay_in, run_at
 from inlay.runs.settings import Settings, given_to
 
 
 def begun_from_a_run(settings: Settings) -> Settings:
     """With a run as the host: its full host, or its host with its inlay as the start of the new one."""
     folder = Path(settings.host)
-    if not (folder / RECORD).is_file():
+    run = run_at(folder)
+    if run is None:
         return settings
-    run = Run(folder)
     record = run.record()
     if record.get("status") != "finished":
         raise CheckpointError(f"the host {folder} is a run that is not finished. Go on: inlay train --resume {folder}")
@@ -41,7 +41,7 @@ def begun_from_a_run(settings: Settings) -> Settings:
                 f"the host {folder} is a run of mode {record['mode']}, which a single inlay cannot start from. "
                 f"Use its own host {record['host']}."
             )
-        changed["start"] = run.inlay
+        changed["start"] = run.of_one_task().inlay
     return settings.model_copy(update=changed)
 
 
@@ -53,7 +53,8 @@ def method_of(settings: Settings) -> Method | None:
         return method_from({"kind": settings.method, **settings.options})
     manifest, said = read_manifest(inlay_in(settings.start)), given_to(settings)
     method = method_from(manifest.method)
-    other = "method" in said and settings.method != method.kind
+    named = "method" in settings.model_fields_set and settings.method != settings.by_recipe().get("method")
+    other = named and settings.method != method.kind
     if (
         method.needs
         or other
@@ -73,6 +74,11 @@ def norms_of(settings: Settings) -> bool | None:
     return settings.norms
 
 
+def _alike(one: Head, other: Head) -> bool:
+    """Whether two heads are of one form; how many choices a row has is no part of it."""
+    return one == other.model_copy(update={"choices": one.choices})
+
+
 def start_from(host: PreTrainedModel, name: str, folder: Path) -> None:
     """Copy a saved inlay's weights into one on the host: all of them, its head only where the labels are the same."""
     manifest, tensors = read(folder)
@@ -80,7 +86,7 @@ def start_from(host: PreTrainedModel, name: str, folder: Path) -> None:
     inlay = inlays[name]
     problems = host_mismatches(manifest.host, describe_host(host, inlays.anatomy))
     head = None if manifest.head is None else Head(**manifest.head)
-    same_head = head is not None and inlay.head is not None and head == inlay.head
+    same_head = head is not None and inlay.head is not None and _alike(head, inlay.head)
     mine = {key: tensor for key, tensor in inlay.tensors().items() if same_head or not key.startswith("head.")}
     problems += [
         f"{key} has shape {tuple(tensors[key].shape)}, here it has {tuple(tensor.shape)}"

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import safetensors
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from inlay.checkpoints.fitting import host_fingerprint
 from inlay.checkpoints.manifest import read_manifest
@@ -66,6 +66,50 @@ class Job:
     def split(self, name: str) -> EncodedSplit:
         return self.codec.encode(self.prepared.split(name))
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth saying before the first step."""
+        return self.prepared.notes
+
+    def facts(self) -> dict[str, Any]:
+        """What the record says of it before the first step."""
+        return _facts(self)
+
+    def check_same(self, begun: dict[str, Any], facts: dict[str, Any], allowed: Allowed) -> None:
+        """Refuse to go on with a run that began with something else."""
+        check_same(begun, facts, allowed)
+
+    def learn(
+        self,
+        run: Run,
+        accelerator: Accelerator,
+        watch: Watcher,
+        finish: bool = False,
+        finishing: Finishing | None = None,
+    ) -> None:
+        """Train, and write the result."""
+        _train(self, run, accelerator, watch, finish, finishing)
+
+
+class Work(Protocol):
+    """A job of one task or of several, ready before its first step."""
+
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def facts(self) -> dict[str, Any]: ...
+
+    def check_same(self, begun: dict[str, Any], facts: dict[str, Any], allowed: Allowed) -> None: ...
+
+    def learn(
+        self,
+        run: Run,
+        accelerator: Accelerator,
+        watch: Watcher,
+        finish: bool = False,
+        finishing: Finishing | None = None,
+    ) -> None: ...
+
 
 @dataclass(frozen=True)
 class Allowed:
@@ -89,6 +133,8 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     trust = allowed.trust_remote_code
     bench = Workbench.open(settings.host, found.prepared.task, found.config, trust_remote_code=trust)
     head = None if bench.form == "text" else bench.head(settings.head_layers, settings.head_dropout, settings.pooling)
+    if head is not None and found.prepared.task.kind == "choice":
+        head = head.model_copy(update={"choices": _choices_of_all(found.prepared.train)})
     name = bench.set_up(
         settings.name or _usual_name(settings.out),
         settings.mode,
@@ -108,11 +154,11 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     settings = settings.model_copy(update=resolved | {"name": name})
     codec = codec_for(bench, settings, found.prepared)
     if bench.form == "text":
-        settings, codec = _with_room(bench.host, settings, codec, found.prepared)
+        settings, codec = with_room(bench.host, settings, codec, found.prepared)
     return Job(settings, found.prepared, bench.host, codec, name)
 
 
-def _with_room(host: PreTrainedModel, settings: Settings, codec: Codec, prepared: Prepared) -> tuple[Settings, Codec]:
+def with_room(host: PreTrainedModel, settings: Settings, codec: Codec, prepared: Prepared) -> tuple[Settings, Codec]:
     """How long an answer may be, where it was not said: as the longest to train on and a little more, from now on."""
     train = codec.encode(prepared.train)
     if isinstance(train.features, JoinedFeatures) and codec.packing:
@@ -144,6 +190,12 @@ def _class_weights(settings: Settings, prepared: Prepared) -> tuple[float, ...] 
             f"{', '.join(labels)}. Give one for each, in this order."
         )
     return settings.class_weights
+
+
+def _choices_of_all(examples: Sequence[Example]) -> int | None:
+    """How many choices every row has, if all have as many."""
+    counts = {len(example.texts) for example in examples}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _usual_name(out: Path) -> str:
@@ -185,7 +237,7 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
             text = look(lambda: answer_form(task, found.config)) == "text"
             problems += unused_here(settings, task.kind, text, is_decoder(found.config))
             look(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
-    look(lambda: _check_trackers(settings.trackers))
+    look(lambda: check_trackers(settings.trackers))
     if problems:
         raise ConfigError("\n".join(problems))
     check_batch(len(found.prepared.train), settings)
@@ -202,7 +254,7 @@ def few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
     return replace(prepared, validation=kept, notes=(*prepared.notes, note))
 
 
-def _check_trackers(trackers: tuple[str, ...]) -> None:
+def check_trackers(trackers: tuple[str, ...]) -> None:
     """A tracker that accelerate does not find would be left out silently."""
     there = {str(found.value) for found in get_available_trackers()}
     missing = [name for name in trackers if name not in there]
@@ -228,28 +280,47 @@ def train_run(
     finish: train no further, and write the best state so far as the result.
     finishing: is called with the result before the run is noted as finished.
     """
+    return carry_out(
+        settings, get_ready, resume=resume, finish=finish, watch=watch, allowed=allowed, finishing=finishing
+    )
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def carry_out(
+    settings: S,
+    ready: Callable[..., Work],
+    *,
+    resume: bool,
+    finish: bool,
+    watch: Watcher | None,
+    allowed: Allowed,
+    finishing: Finishing | None = None,
+) -> Run:
+    """A job from its settings to its run folder: locked, noted as it goes, and whole or to be resumed at any moment."""
     watch = watch or Silent()
     run = Run(settings.out)
-    _check_trackers(settings.trackers)
+    check_trackers(settings.trackers)
     accelerator = accelerator_for(settings, settings.trackers, settings.out)
     if not accelerator.is_main_process:
-        _train(get_ready(settings, allowed, resume=resume), run, accelerator, Silent())
+        ready(settings, allowed, resume=resume).learn(run, accelerator, Silent())
         return run
     with run.locked(fresh=not resume):
         if finish and not run.checkpoint.exists():
             raise ConfigError(f"{run.folder} has no checkpoint yet, so there is nothing to finish with.")
         if resume and run.record().get("status") == "finished":
             raise ConfigError(f"{run.folder} is finished. Look at it with: inlay inspect {run.folder}")
-        job = get_ready(settings, allowed, resume=resume)
-        facts = _facts(job) | {"processes": accelerator.num_processes}
+        job = ready(settings, allowed, resume=resume)
+        facts = job.facts() | {"processes": accelerator.num_processes}
         if resume:
-            _check_same(run.record(), facts, allowed)
+            job.check_same(run.record(), facts, allowed)
         run.note(status="running", **facts)
         run.write_config(facts["settings"])
-        for note in job.prepared.notes:
+        for note in job.notes:
             watch.say(note)
         try:
-            _train(job, run, accelerator, watch, finish, finishing)
+            job.learn(run, accelerator, watch, finish, finishing)
         except Interrupted:
             run.note(status="interrupted")
             raise
@@ -261,7 +332,7 @@ def train_run(
     return run
 
 
-def _check_same(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed) -> None:
+def check_same(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed) -> None:
     """A checkpoint is a place among the rows that the run began with, and of the host that it began with."""
     if not begun:
         return
@@ -274,6 +345,10 @@ def _check_same(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed) ->
             f"the {' and '.join(other)} rows are not those that the run began with: as many, but others. "
             f"Start a new run."
         )
+    check_same_host(begun, now, allowed)
+
+
+def check_same_host(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed) -> None:
     weights = begun.get("host_weights"), now["host_weights"]
     if None not in weights and weights[0] != weights[1] and not allowed.any_host:
         raise ConfigError(
@@ -282,7 +357,7 @@ def _check_same(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed) ->
         )
 
 
-def _lasting(settings: Settings) -> dict[str, Any]:
+def lasting(settings: Settings) -> dict[str, Any]:
     """Every setting, with paths that hold from any folder."""
     found = dict(json.loads(as_json(settings.model_dump(mode="json", exclude_none=True, exclude={"out"}))))
     for name in FILES:
@@ -322,19 +397,26 @@ def _train(
         finish_now=finish,
     )
     outcome = loop.run()
-    judged = job.split(job.prepared.judge)
-    answers = outcome.answers if job.prepared.judge == "validation" else None  # the same rows are asked once
-    if answers is None:
-        watch.start(f"{job.prepared.judge} rows", 0, len(judged.examples))
-        try:
-            answers = ask(
-                job.host, job.codec, judged, accelerator=accelerator, watch=counter(watch, len(judged.examples))
-            )
-        finally:
-            watch.stop()
+    judged, answers = judge(job, outcome.answers, accelerator, watch)
     if accelerator.is_main_process:
         _finish(job, run, outcome, judged, answers, finishing)
     accelerator.end_training()
+
+
+def judge(
+    job: Job, known: list[Answer] | None, accelerator: Accelerator, watch: Watcher
+) -> tuple[EncodedSplit, list[Answer]]:
+    """The rows that give the final score, and the answers to them; `known`: those to the validation rows."""
+    name = job.prepared.judge
+    judged = job.split(name)
+    if name == "validation" and known is not None:  # the same rows are asked once
+        return judged, known
+    watch.start(f"{name} rows", 0, len(judged.examples))
+    try:
+        count = counter(watch, len(judged.examples))
+        return judged, ask(job.host, job.codec, judged, accelerator=accelerator, watch=count)
+    finally:
+        watch.stop()
 
 
 def _finish(
@@ -356,19 +438,9 @@ def _finish(
         save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores, data=data)
         run.note(inlay_sha256=read_manifest(run.inlay).sha256)
     if job.settings.mode == "full":
-        _save_host(job, run)
-        run.note(files={f"host/{file.name}": digest(file) for file in sorted(run.host.iterdir()) if file.is_file()})
-    run.note(
-        judged=job.prepared.judge,
-        scores=scores,
-        validation=outcome.scores,
-        best_step=outcome.best_step,
-        steps=outcome.steps,
-        seconds=round(outcome.seconds, 1),
-        examples_per_second=round(outcome.examples_per_second, 2),
-        padding=round(outcome.padding, 4),
-        peak_megabytes=peak_megabytes(),
-    )
+        save_host(job.host, job.codec.tokenizer, run)
+        run.note(files=files_of(run))
+    run.note(judged=job.prepared.judge, scores=scores, validation=outcome.scores, **how_it_went(outcome))
     write_report(run, job.host, job.prepared.task, judged, answers)
     if finishing is not None:
         finishing(job, judged, answers)
@@ -376,15 +448,32 @@ def _finish(
     run.checkpoint.unlink(missing_ok=True)
 
 
-def _save_host(job: Job, run: Run) -> None:
-    """The host after full fine-tuning, and its tokenizer; whole or not there."""
-    own = {name: tensor for name, tensor in job.host.state_dict().items() if not name.startswith("inlays.")}
+def how_it_went(outcome: Outcome) -> dict[str, Any]:
+    """Steps, time and memory of a training, for the record."""
+    return {
+        "best_step": outcome.best_step,
+        "steps": outcome.steps,
+        "seconds": round(outcome.seconds, 1),
+        "examples_per_second": round(outcome.examples_per_second, 2),
+        "padding": round(outcome.padding, 4),
+        "peak_megabytes": peak_megabytes(),
+    }
+
+
+def files_of(run: Run) -> dict[str, str]:
+    """The digests of the host's files."""
+    return {f"host/{file.name}": digest(file) for file in sorted(run.host.iterdir()) if file.is_file()}
+
+
+def save_host(host: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, run: Run) -> None:
+    """The host after it was trained, and its tokenizer; whole or not there."""
+    own = {name: tensor for name, tensor in host.state_dict().items() if not name.startswith("inlays.")}
     if broken := [name for name, tensor in own.items() if tensor.is_floating_point() and not tensor.isfinite().all()]:
         raise CheckpointError(f"the host's weights are not finite ({', '.join(broken[:4])}) and are not saved.")
     with replacing(run.host, ("config.json",), holds=None) as folder:
         try:
-            job.host.save_pretrained(folder, state_dict=own)
-            job.codec.tokenizer.save_pretrained(folder)
+            host.save_pretrained(folder, state_dict=own)
+            tokenizer.save_pretrained(folder)
         except safetensors.SafetensorError as error:  # how it tells of a full disk
             full = "os error 28" in str(error) or "No space" in str(error)
             raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(run.host)) from None
@@ -417,22 +506,33 @@ def _rows_digest(rows: Sequence[Example]) -> str:
 
 
 def _facts(job: Job) -> dict[str, Any]:
+    settings = job.settings
+    return (
+        facts_of_task(job) | {"mode": settings.mode, "settings": lasting(settings)} | facts_of_host(job.host, settings)
+    )
+
+
+def facts_of_task(job: Job) -> dict[str, Any]:
+    """What a record says of one task: its labels, rows, inlay and longest input."""
     settings, prepared = job.settings, job.prepared
-    trained = sum(p.numel() for p in job.host.parameters() if p.requires_grad)
     return {
         "task": prepared.task.model_dump(mode="json", exclude={"hub"}),
-        "host": _lasting(settings)["host"],
-        "mode": settings.mode,
         "method": settings.method if settings.mode == "inlay" else None,
         "name": job.name,
         "rows": {split: len(getattr(prepared, split)) for split in ("train", "validation", "test")},
         "rows_sha256": {split: _rows_digest(getattr(prepared, split)) for split in ("train", "validation", "test")},
-        "host_weights": host_fingerprint(job.host),
-        "settings": _lasting(settings),
         "notes": list(prepared.notes),
-        "trained_parameters": trained,
-        "host_parameters": summary(job.host).host_parameters,
         "max_length": job.codec.max_length,
+    }
+
+
+def facts_of_host(host: PreTrainedModel, settings: Settings) -> dict[str, Any]:
+    """What a record says of the host and the machine."""
+    return {
+        "host": lasting(settings)["host"],
+        "host_weights": host_fingerprint(host),
+        "trained_parameters": sum(p.numel() for p in host.parameters() if p.requires_grad),
+        "host_parameters": summary(host).host_parameters,
         "threads": torch.get_num_threads(),
         "seed": settings.seed,
         "versions": versions(),

@@ -19,7 +19,7 @@ from inlay.data.sources import read_splits
 from inlay.errors import CheckpointError, ConfigError
 from inlay.host.heads import CHOICE, SPAN, Head
 from inlay.host.verbs import activate
-from inlay.runs.folder import RECORD, Run
+from inlay.runs.folder import RECORD, Run, run_at
 from inlay.runs.settings import Settings
 from inlay.runs.train import FILES, Allowed
 from inlay.training.codec import Answer, Codec, EncodedSplit, asking
@@ -159,10 +159,11 @@ def _several(task: Task, answer: Answer) -> dict[str, Any]:
     return {"labels": labels, "probabilities": dict(zip(task.labels, shares, strict=True))}
 
 
-def open_for_use(path: Path, host_name: str | None = None, allowed: Allowed = Allowed()) -> Opened:  # noqa: B008 (frozen)
-    """Open a run folder, or an inlay's folder."""
-    if (path / RECORD).is_file():
-        return _open_run(Run(path), host_name, allowed)
+def open_for_use(path: str | Path, host_name: str | None = None, allowed: Allowed = Allowed()) -> Opened:  # noqa: B008 (frozen)
+    """Open a run folder, one task of a joint run (`runs/joint:rte`), or an inlay's folder."""
+    path, run = Path(path), run_at(path)
+    if run is not None:
+        return _open_run(run.of_one_task(), host_name, allowed)
     manifest = read_manifest(path)
     if manifest.method["kind"] == "fusion":
         raise CheckpointError(
@@ -171,12 +172,21 @@ def open_for_use(path: Path, host_name: str | None = None, allowed: Allowed = Al
     host_name = host_name or manifest.host["name"]
     if not host_name:
         raise ConfigError(f"{path} does not name its host; give `host`.")
-    task, max_length = _task_of(manifest)
+    task, max_length = task_of(manifest)
     bench = Workbench.open(host_name, task, trust_remote_code=allowed.trust_remote_code)
-    return _ready(bench, _loaded(bench.host, path, allowed), None, max_length, _generation_of(manifest))
+    return _ready(bench, _loaded(bench.host, path, allowed), None, max_length, generation_of(manifest))
 
 
 def _open_run(run: Run, host_name: str | None, allowed: Allowed) -> Opened:
+    record = finished_record(run)
+    host_name = str(run.host) if run.host.is_dir() else host_name or record["host"]
+    bench = Workbench.open(host_name, Task(**record["task"]), trust_remote_code=allowed.trust_remote_code)
+    name = set_in(bench.host, run, allowed) if record["name"] else None
+    return _ready(bench, name, run, record["max_length"], run.config())
+
+
+def finished_record(run: Run) -> dict[str, Any]:
+    """What a run that can be used says of itself; its files are those that it wrote."""
     record = run.record()
     if record.get("status") != "finished":
         raise CheckpointError(
@@ -187,10 +197,7 @@ def _open_run(run: Run, host_name: str | None, allowed: Allowed) -> Opened:
         raise CheckpointError(f"{run.folder / RECORD} names no host, task or max_length.")
     _check_inlay(run, record)
     run.check_host()
-    host_name = str(run.host) if run.host.is_dir() else host_name or record["host"]
-    bench = Workbench.open(host_name, Task(**record["task"]), trust_remote_code=allowed.trust_remote_code)
-    name = set_in(bench.host, run, allowed) if record["name"] else None
-    return _ready(bench, name, run, record["max_length"], run.config())
+    return record
 
 
 def set_in(host: PreTrainedModel, run: Run, allowed: Allowed = Allowed()) -> str:  # noqa: B008 (frozen)
@@ -223,12 +230,16 @@ def _ready(
     if name is not None:
         bench.check_head(name)
         activate(bench.host, name)
+    return Opened(bench.host.eval(), codec_for(bench, max_length, config), name, run)
+
+
+def codec_for(bench: Workbench, max_length: int, config: Mapping[str, Any] | None = None) -> Codec:
+    """A codec that asks as a run's settings say."""
     asked = {field: config[field] for field in Recipe.model_fields if config is not None and field in config}
-    codec = asking(bench.codec(max_length), Recipe(**asked))
-    return Opened(bench.host.eval(), codec, name, run)
+    return asking(bench.codec(max_length), Recipe(**asked))
 
 
-def _generation_of(manifest: Manifest) -> Mapping[str, Any]:
+def generation_of(manifest: Manifest) -> Mapping[str, Any]:
     """How an inlay alone writes texts, where its run noted it."""
     found = (manifest.data or {}).get("generation", {})
     if not isinstance(found, dict):
@@ -236,7 +247,7 @@ def _generation_of(manifest: Manifest) -> Mapping[str, Any]:
     return {name: value for name, value in found.items() if name in Generation.model_fields}
 
 
-def _task_of(manifest: Manifest) -> tuple[Task, int]:
+def task_of(manifest: Manifest) -> tuple[Task, int]:
     """The task of an inlay alone, and how long its inputs may be.
 
     Earlier versions noted neither: then it is a built-in task, or one with the labels of its head.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
+Batch = list[tuple[int, int]]
+"""The rows of one step: the number of a row's task, and the row."""
 
 POOL = 50
 """Rows are sorted within pools of this many batches: enough to save padding, few enough that epochs differ."""
@@ -35,6 +41,53 @@ def padding_share(lengths: Tensor, batches: Sequence[Sequence[int]]) -> float:
     return 1 - real / run if run else 0.0
 
 
-def portion(rows: Sequence[int], part: int, parts: int) -> list[int]:
+def portion(rows: Sequence[T], part: int, parts: int) -> list[T]:
     """The share of one process or one accumulation step of a batch's rows."""
     return list(rows[part::parts])
+
+
+def by_task(batch: Batch) -> dict[int, list[int]]:
+    """The rows of each task of a batch, in their order."""
+    found: dict[int, list[int]] = {}
+    for task, row in batch:
+        found.setdefault(task, []).append(row)
+    return found
+
+
+class Batches(Protocol):
+    """Where the loop takes its batches from, epoch after epoch."""
+
+    steps: int
+    """Batches of an epoch."""
+
+    def epoch(self, number: int) -> list[Batch]:
+        """The batches of the next epoch, or of the one that was restored; counted from 0."""
+
+    def state(self, *, begun: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What the batches to come depend on beside the seed. `begun`: the epoch is not over and will be made again."""
+
+    def restore(self, streams: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a state."""
+
+    def padding(self) -> float:
+        """The share of all positions of the first epoch that is padding."""
+
+
+class OneTask:
+    """Batches of one task, which follow from the seed and the epoch."""
+
+    def __init__(self, lengths: Tensor, batch_size: int, seed: int) -> None:
+        self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
+        self.steps = math.ceil(len(lengths) / batch_size)
+
+    def epoch(self, number: int) -> list[Batch]:
+        batches = training_batches(self.lengths, self.batch_size, self.seed, number)
+        return [[(0, row) for row in rows] for rows in batches]
+
+    def state(self, *, begun: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {}, {}
+
+    def restore(self, streams: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None: ...
+
+    def padding(self) -> float:
+        return padding_share(self.lengths, training_batches(self.lengths, self.batch_size, self.seed, 0))

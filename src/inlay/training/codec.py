@@ -112,8 +112,11 @@ class Codec:
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
 
-    def encode(self, examples: Sequence[Example], *, labelled: bool = True) -> EncodedSplit:
-        """Examples with their tokens, and with their targets where they have some."""
+    def encode(self, examples: Sequence[Example], *, labelled: bool = True, cache: bool = True) -> EncodedSplit:
+        """Examples with their tokens, and with their targets where they have some.
+
+        cache: whether tokens are kept on disk for the next time; what is asked once is not worth it.
+        """
         targets: list[Target] | None
         if self.decoder:
             prompts = [self._prompt(example) for example in examples]
@@ -122,21 +125,21 @@ class Codec:
         if self.form == "text":
             asked = [Example(((self._question(example), None),), None) for example in examples]
             targets = [self._answer(example) for example in examples] if labelled else None
-            return EncodedSplit(examples, features(asked, self.tokenizer, self.max_length, targets))
-        return EncodedSplit(examples, self._features(examples, labelled))
+            return EncodedSplit(examples, features(asked, self.tokenizer, self.max_length, targets, cache))
+        return EncodedSplit(examples, self._features(examples, labelled, cache))
 
-    def _features(self, examples: Sequence[Example], labelled: bool) -> Features:
+    def _features(self, examples: Sequence[Example], labelled: bool, cache: bool) -> Features:
         if self.task.kind == "tags":
-            return word_features(examples, self.tokenizer, self.max_length, labelled)
+            return word_features(examples, self.tokenizer, self.max_length, labelled, cache)
         if self.task.kind == "spans":
-            return window_features(examples, self.tokenizer, self.max_length, self.stride, labelled)
+            return window_features(examples, self.tokenizer, self.max_length, self.stride, labelled, cache)
         targets: list[Target] | None = None
         if labelled and self.task.kind == "multilabel":
             all_labels = range(len(self.task.labels))
             targets = [tuple(float(i in cast(tuple[int, ...], e.target)) for i in all_labels) for e in examples]
         elif labelled:
             targets = [cast(Target, example.target) for example in examples]
-        return features(examples, self.tokenizer, self.max_length, targets)
+        return features(examples, self.tokenizer, self.max_length, targets, cache)
 
     def _joined(self, prompts: Sequence[str], answers: Sequence[str] | None) -> Features:
         """Prompts with their answers; the spaces before an answer belong to its first word, as its tokenizer has it."""
@@ -296,6 +299,12 @@ class Codec:
         targets = [e.answers or e.target for e in examples]
         said = [self._in_words(e, a) if e.answers else a.prediction for e, a in zip(examples, answers, strict=True)]
         return score(self.task, targets, said, [e.group for e in examples])
+
+    def says_nothing(self, value: float, answers: Sequence[Answer]) -> bool:
+        """Whether a metric's value cannot tell one state from another: not defined, or no answer is one at all."""
+        if self.task.kind == "text":
+            return not value > 0
+        return math.isnan(value) or (self.form == "text" and all(answer.prediction == -1 for answer in answers))
 
     def _in_words(self, example: Example, answer: Answer) -> str:
         """A choice as its text; none of them is no text at all."""

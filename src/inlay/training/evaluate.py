@@ -107,6 +107,29 @@ def ask(
     return [answer for _, answer in sorted(found, key=lambda pair: pair[0])]
 
 
+@torch.no_grad()
+def loss_on(
+    host: PreTrainedModel, codec: Codec, split: EncodedSplit, accelerator: Accelerator | None = None
+) -> float:  # fmt: skip
+    """The mean loss of labelled rows, which tells states apart that a metric does not."""
+    training = host.training
+    host.eval()
+    rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator is not None else (0, 1)
+    sums = [(0.0, 0)]
+    try:
+        for rows in reading_batches(split.features.lengths, BATCH)[rank::world]:
+            batch = {name: tensor.to(host.device) for name, tensor in split.features.collate(rows).items()}
+            labels = batch["labels"] if codec.form == "text" else batch.pop("labels")
+            sums.append((float(codec.loss(scores(host, batch), labels)), split.features.weights(rows)))
+    finally:
+        host.train(training)
+    if world > 1:
+        from accelerate.utils import gather_object
+
+        sums = gather_object(sums)
+    return sum(loss for loss, _ in sums) / sum(weight for _, weight in sums)
+
+
 def scores(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Logits; those of choices as (B, choices)."""
     there = batch.pop("there", None)

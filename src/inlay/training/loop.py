@@ -1,4 +1,4 @@
-"""The loop: one readable path from batches to the best state, on accelerate.
+"""The loop: one readable path from batches to the best state, on accelerate, for one task or for several.
 
 A step's gradient is that of the mean loss over its rows, however they are shared out over processes and portions:
 
@@ -6,13 +6,15 @@ A step's gradient is that of the mean loss over its rows, however they are share
         for each portion of this process's rows:     loss = Σ rows' losses / all the step's rows + penalty
         clip, AdamW, next learning rate
     at each evaluation: metrics, best state kept, checkpoint; the best state is restored at the end
+
+`Loop` is that path; `TrainingLoop` walks it with one task, `JointLoop` (joint.py) with several.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
@@ -26,10 +28,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from inlay.errors import ConfigError, InlayError
-from inlay.training.batching import padding_share, portion, training_batches
+from inlay.training.batching import Batch, Batches, OneTask, by_task, portion
 from inlay.training.codec import Answer, Codec, EncodedSplit
-from inlay.training.evaluate import ask
+from inlay.training.evaluate import ask, loss_on
 from inlay.training.interrupt import Interrupted, Interrupts
+from inlay.training.lesson import Lesson
 from inlay.training.objectives import Objective, Portion, plain_loss
 from inlay.training.progress import Silent, Watcher, counter
 from inlay.training.recipe import Recipe
@@ -67,7 +70,7 @@ class Outcome:
     """How a training run went."""
 
     scores: dict[str, float]
-    """Of the validation rows at the best evaluation."""
+    """Of the validation rows at the best evaluation; of several tasks as <task>/<metric>."""
     best_step: int
     steps: int
     seconds: float
@@ -76,22 +79,26 @@ class Outcome:
     """Share of all training positions that was padding, in the first epoch."""
     history: list[Entry] = field(default_factory=list)
     """One entry per evaluation."""
-    answers: list[Answer] | None = None
-    """To the validation rows at the best evaluation, if it was in this process."""
+    answers_of: dict[str, list[Answer]] = field(default_factory=dict)
+    """Each task's, to the validation rows at the best evaluation, if it was in this process."""
+    best_steps: dict[str, int] = field(default_factory=dict)
+    """The step of each task's best state, where tasks share nothing."""
+
+    @property
+    def answers(self) -> list[Answer] | None:
+        """Of the only task."""
+        return next(iter(self.answers_of.values()), None)
 
 
 @dataclass(eq=False, repr=False)
-class TrainingLoop:
-    """Trains whatever requires gradients; after `run` the host holds the state that was best on the validation rows."""
+class Loop:
+    """Trains whatever requires gradients; after `run` the host holds the state that was best on the validation rows.
+
+    What is learned from is said by `TrainingLoop` and `JointLoop`: the recipe, the lessons and the batches of an epoch.
+    """
 
     host: PreTrainedModel
-    codec: Codec
-    train: EncodedSplit
-    validation: EncodedSplit
-    recipe: Recipe
     _: KW_ONLY
-    objective: Objective = plain_loss
-    """The loss of a step's portion."""
     accelerator: Accelerator = None
     """Without it, one that fits the recipe."""
     checkpoint: Path | None = None
@@ -105,28 +112,25 @@ class TrainingLoop:
     finish_now: bool = False
     """Train no further than the checkpoint."""
 
-    def __post_init__(self) -> None:
-        recipe = self.recipe
-        if recipe.lr is None or recipe.epochs is None:
-            raise ConfigError(
-                "this recipe is not complete: lr and epochs are open. Use inlay.training.recipe.filled(recipe, kind)."
-            )
-        check_batch(len(self.train.features), recipe)
+    def prepare(self, recipe: Recipe, lessons: Sequence[Lesson], batches: Batches) -> None:
+        """Ready for the first step."""
+        assert recipe.epochs is not None
+        self.settings, self.lessons, self.batches = recipe, list(lessons), batches
         self.accelerator = self.accelerator or accelerator_for(recipe)
-        self.lengths = self.train.features.lengths
-        self.steps_per_epoch = math.ceil(len(self.train.features) / recipe.batch_size)
-        whole = recipe.epochs * self.steps_per_epoch
+        if recipe.gradient_checkpointing:
+            self.host.gradient_checkpointing_enable({"use_reentrant": False})
+        whole = recipe.epochs * batches.steps
         self.total_steps = min(recipe.max_steps or whole, whole)
         self.learned = Learned(self.host)
         if not self.learned.now:
             raise ConfigError(
                 "nothing to train: no parameter of the host requires a gradient. Call inlay.train(host, name) first."
             )
-        self.model, self.optimizer = self.accelerator.prepare(self.host, adamw(self.learned.now, recipe))
+        self.model, self.optimizer = self.accelerator.prepare(self.host, self.make_optimizer())
         self.position = Position()
         self.history: list[Entry] = []
         self.seen_rows = 0
-        self.best_answers: list[Answer] | None = None
+        self.best_answers: dict[str, list[Answer]] = {}
 
     def run(self) -> Outcome:
         self._resume()
@@ -134,8 +138,8 @@ class TrainingLoop:
         self.watch.start(self.title, self.position.step, self.total_steps)
         try:
             with Interrupts(alone=self.accelerator.num_processes == 1) as interrupts:
-                for rows in self._batches():
-                    self._train_step(rows)
+                for batch in self._batches():
+                    self._train_step(batch)
                     self._evaluate_and_save_if_due()
                     self._leave_if_asked(interrupts)
             if self.position.loss_steps or not self.learned.best:  # max_steps may end between two evaluations
@@ -146,54 +150,91 @@ class TrainingLoop:
         self.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         return self._outcome(time.monotonic() - began)
 
+    # what several tasks do in another way
+
+    def make_optimizer(self) -> torch.optim.AdamW:
+        return adamw(self.learned.now, self.settings)
+
+    def shares_of(self, rows: Mapping[int, Sequence[int]]) -> dict[int, float]:
+        """What each task of a batch counts in the step's loss, by its rows."""
+        return dict.fromkeys(rows, 1.0)
+
+    def passes(self, rows: dict[int, list[int]]) -> list[dict[int, list[int]]]:
+        """The rows of a portion as they are run, one pass after the other."""
+        return [rows]
+
+    def loss_of(self, rows: Mapping[int, list[int]], weights: Mapping[int, float], step_share: float) -> Tensor:
+        """The loss of one pass: the rows of each task, and what one of its rows counts."""
+        ((task, mine),) = rows.items()
+        return self.lesson_loss(self.lessons[task], mine, weights[task], step_share)
+
+    def clip(self) -> None:
+        self.accelerator.clip_grad_norm_(self.learned.now.values(), self.settings.clip)
+
+    def chosen(self, values: Mapping[str, float]) -> float:
+        """What chooses the best state, from what each task says."""
+        (value,) = values.values()
+        return value
+
+    def keep_best(self, values: Mapping[str, float], better: bool) -> list[Lesson]:
+        """Keep the best state; returns the lessons that are kept as they are now."""
+        if better:
+            self.learned.keep()
+        return self.lessons if better else []
+
+    # steps
+
     def _resume(self) -> None:
         """The first step of a new run, or where the checkpoint left off."""
         process = self.accelerator.process_index
-        torch.manual_seed(self.recipe.seed + 1_000 * process)
+        torch.manual_seed(self.settings.seed + 1_000 * process)
         if self.checkpoint is not None and self.checkpoint.exists():
             self.position = load_state(self.checkpoint, self.learned, self.optimizer.optimizer, process)
+            self.batches.restore(self.position.streams, self.learned.more)
         self.position.stopped |= self.finish_now
         if self.rewind is not None and self.accelerator.is_main_process:
             self.rewind(self.position.step)
 
-    def _batches(self) -> Iterator[list[int]]:
+    def _batches(self) -> Iterator[Batch]:
         """The batches still to come. The position moves on before a batch is handed out: a save after it is right."""
         at = self.position
         while at.step < self.total_steps and not at.stopped:
-            batches = self._batches_of(at.epoch)
-            for rows in batches[at.batch :]:
+            batches = self.batches.epoch(at.epoch)
+            for batch in batches[at.batch :]:
                 at.step, at.batch = at.step + 1, at.batch + 1
                 if at.batch == len(batches):
                     at.epoch, at.batch = at.epoch + 1, 0
-                yield rows
+                yield batch
                 if at.step >= self.total_steps or at.stopped:
                     return
 
-    def _batches_of(self, epoch: int) -> list[list[int]]:
-        return training_batches(self.lengths, self.recipe.batch_size, self.recipe.seed, epoch)
-
-    def _train_step(self, rows: list[int]) -> None:
+    def _train_step(self, batch: Batch) -> None:
         """One step of the optimizer over the rows of one batch."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self._lr()
-        portions = self._portions(rows)
+            group["lr"] = self._lr() * group.get("share", 1.0)
+        portions = self._portions(batch)
         step_loss = 0.0
-        for i, (mine, row_weight) in enumerate(portions):
+        for i, (rows, weights) in enumerate(portions):
             last = i == len(portions) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
-                batch = {name: t.to(self.accelerator.device) for name, t in self.train.features.collate(mine).items()}
-                loss = self.objective(self.model, self.host, self.codec, Portion(batch, row_weight, 1 / len(portions)))
+                loss = self.loss_of(rows, weights, 1 / len(portions))
                 self.accelerator.backward(loss)
             step_loss += float(loss.detach())
         self._check_finite(math.isfinite(step_loss), f"the loss is {step_loss}")
-        if self.recipe.clip:
-            self.accelerator.clip_grad_norm_(self.learned.now.values(), self.recipe.clip)
+        if self.settings.clip:
+            self.clip()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.seen_rows += len(rows)
+        self.seen_rows += len(batch)
         self.position.loss_sum += step_loss
         self.position.loss_steps += 1
         self.watch.step(self.position.step, step_loss, self._best_so_far())
+
+    def lesson_loss(self, lesson: Lesson, rows: list[int], row_weight: float, step_share: float) -> Tensor:
+        """The loss of some rows of one task."""
+        lesson.enter()
+        batch = {name: t.to(self.accelerator.device) for name, t in lesson.train.features.collate(rows).items()}
+        return lesson.objective(self.model, self.host, lesson.codec, Portion(batch, row_weight, step_share))
 
     def _check_finite(self, fine: bool, seen: str) -> None:
         """Stop before a number that is not finite gets into what is kept; all processes stop at the same step."""
@@ -203,62 +244,106 @@ class TrainingLoop:
             best = self.position.best_step if self.learned.best else None
             raise Diverged(self.position.step, seen, best)
 
-    def _portions(self, rows: list[int]) -> list[tuple[list[int], float]]:
-        """This process's rows of a batch in `accumulate` portions, each with what one of its rows counts."""
+    def _portions(self, batch: Batch) -> list[tuple[dict[int, list[int]], dict[int, float]]]:
+        """This process's rows of a batch in `accumulate` portions, each with what one row of each task counts."""
         world = self.accelerator.num_processes
-        mine = portion(rows, self.accelerator.process_index, world)
+        mine = portion(batch, self.accelerator.process_index, world)
         if not mine:
-            return [(rows[:1], 0.0)]  # fewer rows than processes: take part, and count for nothing
-        weight = world / self.train.features.weights(rows)  # the processes' gradients are averaged
-        parts = [portion(mine, i, self.recipe.accumulate) for i in range(self.recipe.accumulate)]
-        return [(part, weight) for part in parts if part]
+            first = by_task(batch[:1])
+            return [(first, dict.fromkeys(first, 0.0))]  # fewer rows than processes: take part, and count for nothing
+        whole = by_task(batch)
+        shares = self.shares_of(whole)
+        counts = {task: self.lessons[task].train.features.weights(rows) for task, rows in whole.items()}
+        weights = {task: world * shares[task] / counts[task] for task in whole}  # processes' gradients are averaged
+        parts = [portion(mine, i, self.settings.accumulate) for i in range(self.settings.accumulate)]
+        return [(rows, weights) for part in parts if part for rows in self.passes(by_task(part))]
 
     def _lr(self) -> float:
-        return rate_at(self.position.step - 1, self.total_steps, self.recipe)
+        return rate_at(self.position.step - 1, self.total_steps, self.settings)
 
     def _best_so_far(self) -> str:
-        best = self.position.best
-        name = self.recipe.select or self.codec.task.main
+        best, loss = self.position.best, self.position.best_loss
+        if loss is not None:
+            return f"validation loss {loss:.3f}"
+        first = self.lessons[0]
+        name = "best" if len(self.lessons) > 1 else self.settings.select or first.codec.task.main
         return f"{name} {best:.3f}" if best is not None and math.isfinite(best) else ""
 
+    # evaluation
+
     def _evaluate_and_save_if_due(self) -> None:
-        if self.position.step % (self.recipe.eval_every or self.steps_per_epoch) == 0:
+        if self.position.step % (self.settings.eval_every or self.batches.steps) == 0:
             self._evaluate()
             self._save()
-        elif self.position.step % self.recipe.save_every == 0:
+        elif self.position.step % self.settings.save_every == 0:
             self._save()
 
     def _evaluate(self) -> None:
         """Measure, log, keep the best state, and stop early where patience has run out."""
         self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
-        at, answers = self.position, self._answers()
-        scores = self.codec.measure(self.validation, answers)
-        loss = torch.tensor(at.loss_sum / at.loss_steps if at.loss_steps else math.nan, device=self.accelerator.device)
-        at.loss_sum, at.loss_steps = 0.0, 0
-        self._log(
-            {
-                "step": at.step,
-                "epoch": at.step / self.steps_per_epoch,
-                "loss": float(self.accelerator.reduce(loss, "mean")),
-                "lr": self._lr(),
-                **{f"validation_{name}": value for name, value in scores.items()},
-            }
-        )
-        _, value = self.recipe.selected(scores)
-        if at.best is None or value > at.best:
-            at.best, at.waited = (value if math.isfinite(value) else -math.inf), 0
-            at.best_step, at.best_scores = at.step, scores
-            self.learned.keep()
-            self.best_answers = answers
+        at = self.position
+        answers = self._answers()
+        scores = {lesson.name: lesson.codec.measure(lesson.validation, answers[lesson.name]) for lesson in self.lessons}
+        values = {lesson.name: lesson.recipe.selected(scores[lesson.name])[1] for lesson in self.lessons}
+        value = self.chosen(values)
+        silent = all(
+            lesson.codec.says_nothing(values[lesson.name], answers[lesson.name]) for lesson in self.lessons
+        )  # fmt: skip
+        judged = self._validation_loss() if silent else None
+        self._log(self._entry(scores, values) | ({"validation_loss": judged} if judged is not None else {}))
+        better = self._is_better(value, judged)
+        if better:
+            at.best, at.best_loss = (value if math.isfinite(value) and not silent else -math.inf), judged
+            at.waited, at.best_step = 0, at.step
         else:
             at.waited += 1
-        at.stopped = bool(self.recipe.patience) and at.waited >= self.recipe.patience
+        for lesson in self.keep_best(values, better):
+            at.best_scores |= {lesson.prefix + name: score for name, score in scores[lesson.name].items()}
+            self.best_answers[lesson.name] = answers[lesson.name]
+        at.stopped = bool(self.settings.patience) and at.waited >= self.settings.patience
 
-    def _answers(self) -> list[Answer]:
+    def _validation_loss(self) -> float:
+        """The mean of the tasks' losses on their validation rows."""
+        found = []
+        for lesson in self.lessons:
+            lesson.enter()
+            found.append(loss_on(self.host, lesson.codec, lesson.validation, self.accelerator))
+        return sum(found) / len(found)
+
+    def _is_better(self, value: float, loss: float | None) -> bool:
+        """Whether a state beats the best one: by its metric, or, while that says nothing, by its loss."""
+        at = self.position
+        if at.best is None or loss is None:
+            return at.best is None or value > at.best
+        return at.best == -math.inf and (at.best_loss is None or loss < at.best_loss)
+
+    def _answers(self) -> dict[str, list[Answer]]:
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        found = {}
         with torch.random.fork_rng(devices):  # asking leaves no trace in the random numbers of training
-            count = counter(self.watch, len(self.validation.examples))
-            return ask(self.host, self.codec, self.validation, accelerator=self.accelerator, watch=count)
+            count = counter(self.watch, sum(len(lesson.validation.examples) for lesson in self.lessons))
+            for lesson in self.lessons:
+                lesson.enter()
+                accelerator = self.accelerator
+                found[lesson.name] = ask(
+                    self.host, lesson.codec, lesson.validation, accelerator=accelerator, watch=count
+                )
+        return found
+
+    def _entry(self, scores: Mapping[str, Mapping[str, float]], values: Mapping[str, float]) -> Entry:
+        """What is logged of an evaluation; with several tasks each metric has its task's name in front."""
+        at = self.position
+        loss = torch.tensor(at.loss_sum / at.loss_steps if at.loss_steps else math.nan, device=self.accelerator.device)
+        at.loss_sum, at.loss_steps = 0.0, 0
+        entry = {
+            "step": at.step,
+            "epoch": at.step / self.batches.steps,
+            "loss": float(self.accelerator.reduce(loss, "mean")),
+            "lr": self._lr(),
+        }
+        for lesson in self.lessons:
+            entry |= {f"{lesson.prefix}validation_{name}": score for name, score in scores[lesson.name].items()}
+        return entry
 
     def _log(self, entry: Entry) -> None:
         self.history.append(entry)
@@ -274,6 +359,7 @@ class TrainingLoop:
         self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
         states = gather_object([random_state()]) if self.accelerator.num_processes > 1 else [random_state()]
         if self.accelerator.is_main_process:
+            self.position.streams, self.learned.more = self.batches.state(begun=self.position.batch > 0)
             save_state(self.checkpoint, self.position, self.learned, self.optimizer.optimizer, states)
 
     def _leave_if_asked(self, interrupts: Interrupts) -> None:
@@ -286,9 +372,33 @@ class TrainingLoop:
 
     def _outcome(self, seconds: float) -> Outcome:
         at = self.position
-        padding = padding_share(self.lengths, self._batches_of(epoch=0))
         speed = self.seen_rows / max(seconds, 1e-9)
-        return Outcome(at.best_scores, at.best_step, at.step, seconds, speed, padding, self.history, self.best_answers)
+        return Outcome(
+            at.best_scores, at.best_step, at.step, seconds, speed, self.batches.padding(), self.history,
+            self.best_answers, at.best_steps,
+        )  # fmt: skip
+
+
+@dataclass(eq=False, repr=False)
+class TrainingLoop(Loop):
+    """Trains on one task; after `run` the host holds the state that was best on the validation rows."""
+
+    codec: Codec
+    train: EncodedSplit
+    validation: EncodedSplit
+    recipe: Recipe
+    _: KW_ONLY
+    objective: Objective = plain_loss
+    """The loss of a step's portion."""
+
+    def __post_init__(self) -> None:
+        check_complete(self.recipe)
+        check_batch(len(self.train.features), self.recipe)
+        lesson = Lesson(
+            self.codec.task.name, self.codec, self.train, self.validation, self.recipe, objective=self.objective
+        )
+        batches = OneTask(self.train.features.lengths, self.recipe.batch_size, self.recipe.seed)
+        self.prepare(self.recipe, [lesson], batches)
 
 
 def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path | None = None) -> Accelerator:
@@ -304,6 +414,13 @@ def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path
         project_dir=folder,
         kwargs_handlers=[unused],
     )
+
+
+def check_complete(recipe: Recipe) -> None:
+    if recipe.lr is None or recipe.epochs is None:
+        raise ConfigError(
+            "this recipe is not complete: lr and epochs are open. Use inlay.training.recipe.filled(recipe, kind)."
+        )
 
 
 def check_batch(rows: int, recipe: Recipe) -> None:
@@ -323,7 +440,7 @@ def rate_at(step: int, total: int, recipe: Recipe) -> float:
     return recipe.lr * {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}[recipe.schedule]
 
 
-def adamw(learned: dict[str, nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
+def adamw(learned: Mapping[str, nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
     """Weight decay for matrices only, and not for those that `no_decay` names."""
     assert recipe.lr is not None
     decay, none = list[Tensor](), list[Tensor]()

@@ -8,6 +8,16 @@ All candidates of a row are one tree in one pass of the decoder, in which a comm
 
 The answer is the one that greedy generation would have written, where that is a candidate: each of its tokens is then
 the likeliest of all words. Otherwise it is the candidate with the highest likelihood.
+
+Cost per row, with E for the encoder and the keys and values that the decoder makes of it once, d for one token in the
+decoder with its logits:
+
+    ranking       E + d · (nodes of the tree)     one pass, every weight is read once
+    generation    E + d · (tokens written)        one pass per token
+
+Two labels make a tree with more nodes than either has tokens. So ranking never computes less than generation that stops
+right after a label. It is faster where a pass costs more than its arithmetic (few rows: reading the weights, the
+overhead of a step), and where the host writes on beyond a label. `benchmarks/ranking.py` has both counts and times.
 """
 
 from __future__ import annotations
@@ -100,8 +110,9 @@ def _together(host: PreTrainedModel, batch: dict[str, Tensor], tokens: list[list
     mask = torch.stack([masks[str(row)] for row in tokens])  # (B, H, S, S)
     logits = host(**batch, decoder_input_ids=given, decoder_attention_mask=mask, use_cache=False).logits.float()
     rows = torch.arange(len(trees), device=host.device).unsqueeze(1)
-    likely = (logits[rows, at, wanted] - logits.logsumexp(-1)[rows, at]).cpu()
-    missed = (logits.argmax(-1)[rows, at] != wanted).cpu()
+    own = logits[rows, at, wanted]
+    total, first = _overwritten(logits)
+    likely, missed = (own - total[rows, at]).cpu(), (first[rows, at] != wanted).cpu()
     sums = likely.new_zeros(len(trees), max(map(len, tokens)) + 1)
     scores, misses = (sums.scatter_add(1, owner.cpu(), x).tolist() for x in (likely, missed.to(likely.dtype)))
     counts = [len(row) for row in tokens]
@@ -160,4 +171,11 @@ def _of_tokens(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """(B, S, V) and (B, S): each wanted token's log-likelihood, and whether it is the likeliest of all."""
     logits = logits.float()
     own = logits.gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
-    return (own - logits.logsumexp(-1)).cpu(), (logits.argmax(-1) == wanted).cpu()
+    total, first = _overwritten(logits)
+    return (own - total).cpu(), (first == wanted).cpu()
+
+
+def _overwritten(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, S, V) to logsumexp and argmax, (B, S) each, in the logits' own memory: a copy of it costs more than both."""
+    highest, first = logits.max(-1)
+    return highest + logits.sub_(highest.unsqueeze(-1)).exp_().sum(-1).log(), first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -16,8 +17,8 @@ Mode = Literal["inlay", "head", "full", "fusion"]
 Schedule = Literal["linear", "cosine", "constant"]
 FUSION_VALUES = "*.parts.*.value.weight"
 """V of a fusion by its name: decay would pull it to 0 while the penalty pulls it to the identity."""
-MEAN = "mean"
-"""The name by which `select` means the mean of all the task's metrics."""
+MEAN, LOSS = "mean", "loss"
+"""What `select` may name beside the task's metrics: the mean of them all, and the loss on the validation rows."""
 
 
 class Generation(Config):
@@ -93,7 +94,7 @@ class Recipe(Generation):
     patience: int = Field(default=3, ge=0)
     """Stop after this many evaluations without a better metric; 0 never stops early."""
     select: str | None = None
-    """What chooses the best state: one metric of the task, or mean for the mean of all; by default the first."""
+    """What chooses the best state: a metric of the task (by default its first), mean for all of them, or loss."""
     eval_every: int | None = Field(default=None, ge=1)
     """Steps between evaluations; by default one evaluation per epoch."""
     save_every: int = Field(default=200, ge=1)
@@ -108,6 +109,8 @@ class Recipe(Generation):
     """Decoders that answer in text: several short rows in one sequence, where that changes no result."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """Mixed precision, if the device has it."""
+    gradient_checkpointing: bool = False
+    """Compute each layer anew in the backward pass instead of keeping what it gave: less memory, more time."""
     seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)
     """The seed of everything that is left to chance."""
 
@@ -145,11 +148,13 @@ class Recipe(Generation):
     def selected(self, scores: dict[str, float]) -> tuple[str, float]:
         """What chooses the best state: its name, and its value among the task's scores, the main one first."""
         name = self.select or next(iter(scores))
+        if name == LOSS:
+            return name, math.nan  # no metric is asked, so that the loss decides
         if name == MEAN:
             return name, sum(scores.values()) / len(scores)
         if name not in scores:
             raise ConfigError(
-                f"`select` is {name!r}, but this task has the metrics {', '.join(scores)}; or use {MEAN}."
+                f"`select` is {name!r}, but this task has the metrics {', '.join(scores)}; or use {MEAN} or {LOSS}."
             )
         return name, scores[name]
 

@@ -1,15 +1,16 @@
 """Where a training run is: everything that the rest of it depends on, in one file that is whole or not there.
 
-checkpoint.safetensors   now.<parameter>, best.<parameter>, optimizer.<parameter>.<state>, rng.<process>[.cuda]
-                         and, as JSON in the header, the position
+checkpoint.safetensors   now.<parameter>, best.<parameter>, optimizer.<parameter>.<state>, rng.<process>[.cuda],
+                         draws.<name> where tasks are drawn, and, as JSON in the header, the position
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ class Position:
     batch: int = 0
     """The next batch of this epoch."""
     best: float | None = None
+    best_loss: float | None = None
+    """Of the best state's validation rows, while no metric has said anything."""
     best_step: int = 0
     best_scores: dict[str, float] = field(default_factory=dict)
     waited: int = 0
@@ -37,6 +40,13 @@ class Position:
     loss_sum: float = 0.0
     """Over the steps since the last evaluation."""
     loss_steps: int = 0
+    streams: dict[str, Any] = field(default_factory=dict)
+    """Several tasks: how far the rows of each have been read when the epoch began."""
+    task_losses: dict[str, list[float]] = field(default_factory=dict)
+    """Several tasks: the loss of each and its share of rows, summed over the steps since the last evaluation."""
+    best_of: dict[str, float] = field(default_factory=dict)
+    best_steps: dict[str, int] = field(default_factory=dict)
+    """Tasks that share nothing: each one's best value, and its step."""
 
 
 class Learned:
@@ -45,13 +55,16 @@ class Learned:
     def __init__(self, model: nn.Module) -> None:
         self.now = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.best: dict[str, Tensor] = {}
+        self.more: dict[str, Tensor] = {}
+        """What the batches to come depend on, where tasks are drawn."""
 
     def is_finite(self) -> bool:
         """Whether every number that was learned is one."""
         return all(bool(torch.isfinite(parameter).all()) for parameter in self.now.values())
 
-    def keep(self) -> None:
-        self.best = {name: parameter.detach().clone() for name, parameter in self.now.items()}
+    def keep(self, names: Collection[str] | None = None) -> None:
+        """Keep what is there now as the best state: all of it, or only some parameters."""
+        self.best |= {name: self.now[name].detach().clone() for name in (self.now if names is None else names)}
 
     def restore(self) -> None:
         _pour(self.now, self.best)
@@ -66,6 +79,7 @@ def save_state(
     names: dict[Tensor, str] = {parameter: name for name, parameter in learned.now.items()}
     for parameter, entries in optimizer.state.items():
         tensors |= {f"optimizer.{names[parameter]}.{key}": value for key, value in entries.items()}
+    tensors |= {f"draws.{name}": tensor for name, tensor in learned.more.items()}
     for process, states in enumerate(rng):
         tensors |= {f"rng.{process}.{device}": state for device, state in states.items()}
     write_whole(path, pack(tensors, position=json.dumps(asdict(position))))
@@ -91,7 +105,7 @@ def load_state(path: Path, learned: Learned, optimizer: torch.optim.Optimizer, p
     if odd:
         raise CheckpointError(f"{path} belongs to another setup: it and this run differ in {', '.join(odd[:4])}.")
     _pour(learned.now, now)
-    learned.best = best
+    learned.best, learned.more = best, _under("draws.", tensors)
     optimizer_state = _under("optimizer.", tensors)
     for name, parameter in learned.now.items():
         entries = _under(f"{name}.", optimizer_state)

@@ -151,11 +151,12 @@ def features(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     targets: Sequence[Target] | None,
+    cache: bool = True,
 ) -> Features:
     """Tokenise texts and choices; `targets` are numbers, or texts for a sequence-to-sequence host."""
     pairs = [text for example in examples for text in example.texts]
     owns = torch.tensor([0, *(len(example.texts) for example in examples)]).cumsum(0)
-    inputs, cached = _tokens(tokenizer, [a for a, _ in pairs], [b for _, b in pairs], max_length)
+    inputs, cached = _tokens(tokenizer, [a for a, _ in pairs], [b for _, b in pairs], max_length, cache)
     wanted: Tensor | Tokens | None = None
     if targets is not None and targets and isinstance(targets[0], str):
         wanted, _ = _tokens(tokenizer, cast(list[str], list(targets)), [None] * len(targets), max_length)
@@ -166,13 +167,13 @@ def features(
 
 
 def word_features(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int, labelled: bool
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int, labelled: bool, cache: bool = True
 ) -> Features:
     """Tokenise rows of words. The first token of a word carries its label, all others are ignored."""
     _check_fast(tokenizer, "labels words")
     texts = [example.texts[0][0] for example in examples]
     words = [example.words for example in examples]
-    key = cache_key(tokenizer, texts, [repr(row) for row in words], f"words {max_length}")
+    key = cache_key(tokenizer, texts, [repr(row) for row in words], f"words {max_length}") if cache else None
     kept, cached = cached_tensors(key, lambda: _cut_words(tokenizer, texts, words, max_length))
     inputs, places = _split(kept)
     targets = None
@@ -187,13 +188,14 @@ def word_features(
 
 
 def window_features(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int, labelled: bool
-) -> Features:
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int, stride: int, labelled: bool,
+    cache: bool = True,
+) -> Features:  # fmt: skip
     """Tokenise questions with their contexts; a long context is read in windows that share `stride` tokens."""
     _check_fast(tokenizer, "marks spans")
     stride = min(stride, max_length // 4)  # what is left beside the longest question, and still moves on
     questions, contexts = [example.texts[0][0] for example in examples], [str(e.texts[0][1]) for e in examples]
-    key = cache_key(tokenizer, questions, contexts, f"windows {max_length} {stride}")
+    key = cache_key(tokenizer, questions, contexts, f"windows {max_length} {stride}") if cache else None
     kept, cached = cached_tensors(key, lambda: _cut_windows(tokenizer, questions, contexts, max_length, stride))
     owns = kept.pop("owns")
     inputs, places = _split(kept)
@@ -244,15 +246,16 @@ def _check_fast(tokenizer: PreTrainedTokenizerBase, what: str) -> None:
 
 
 def _tokens(
-    tokenizer: PreTrainedTokenizerBase, texts: list[str], pairs: Sequence[str | None], max_length: int
-) -> tuple[Tokens, bool]:
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], pairs: Sequence[str | None], max_length: int,
+    cache: bool = True,
+) -> tuple[Tokens, bool]:  # fmt: skip
     """Tokens of texts or pairs, from the cache, or made and put there."""
 
     def make() -> dict[str, Tensor]:
         seconds = [pair or "" for pair in pairs] if any(pair is not None for pair in pairs) else None
         return flat(tokenizer(texts, seconds, truncation=True, max_length=max_length, return_attention_mask=False))
 
-    kept, cached = cached_tensors(cache_key(tokenizer, texts, pairs, str(max_length)), make)
+    kept, cached = cached_tensors(cache_key(tokenizer, texts, pairs, str(max_length)) if cache else None, make)
     return Tokens(kept, kept.pop("starts")), cached
 
 
@@ -321,8 +324,10 @@ def _split(kept: dict[str, Tensor]) -> tuple[Tokens, Tokens]:
 # the cache
 
 
-def cached_tensors(key: str, make: Callable[[], dict[str, Tensor]]) -> tuple[dict[str, Tensor], bool]:
-    """Tensors from the cache, or made and put there."""
+def cached_tensors(key: str | None, make: Callable[[], dict[str, Tensor]]) -> tuple[dict[str, Tensor], bool]:
+    """Tensors from the cache, or made and put there; without a key only made."""
+    if key is None:
+        return make(), False
     file = cache_folder() / "tokens" / f"{key}.safetensors"
     try:
         return unpack(file)[0], True

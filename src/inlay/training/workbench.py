@@ -186,7 +186,7 @@ class Workbench:
         if mode == "inlay":
             if method is None:
                 raise ConfigError("mode 'inlay' needs a method, for instance 'pfeiffer'.")
-            add(host, name, method, head=head, norms=norms)
+            add(host, name, method, head=head, norms=norms, tokenizer=self.tokenizer)
         elif mode == "fusion":
             if len(members) < 2:
                 raise ConfigError(f"a fusion needs at least two members, got {len(members)}.")
@@ -283,11 +283,7 @@ def _train_everything(host: PreTrainedModel, name: str | None) -> str | None:
     if name is None:
         host.requires_grad_(True).train()
         return None
-    train(host, name)
-    idle = inlays_of(host).anatomy.head
-    for path, parameter in host.named_parameters():
-        if not any(path.startswith(f"{module}.") for module in idle):
-            parameter.requires_grad_(True)
+    train(host, name, host_too=True)
     return name
 
 

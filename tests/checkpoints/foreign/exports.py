@@ -73,12 +73,32 @@ CASES: dict[str, Case] = {
     "head_first2": Case(lambda: inlay.LoRA(rank=2), "adapterhub", ("bert",), head=_first(2)),
     "head_tags": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("bert", "roberta", "distilbert"), head=Head(labels=("O", "B-X", "I-X"), pooling="tokens", layers=2)),
     "head_spans": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("bert", "roberta"), head=Head(labels=("start", "end"), pooling="tokens")),
+    "head_choice": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("bert", "roberta"), head=Head(labels=("choice",), pooling="first", layers=2, choices=3)),
     "head_last": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("gpt2",), head=Head(labels=3, pooling="last", layers=2)),
     "fusion": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", HUB, members=3),
     "fusion_of_one": Case(lambda: inlay.Pfeiffer(size=4), "adapterhub", ("bert",), members=1),
     "fusion_static": Case(lambda: inlay.Houlsby(size=4), "adapterhub", HUB, members=2, fusion={"value": False, "query": "output"}),
     "fusion_left_out": Case(lambda: inlay.Pfeiffer(size=4, leave_out=(0,)), "adapterhub", ("bert",), members=2),
     "adamix": Case(lambda: inlay.Mixture(inlay.Pfeiffer(size=4)), "adapterhub", ("bert",), merged=True),
+    "prefix": Case(lambda: inlay.Prefix(length=3), "adapterhub", ("bert", "roberta", "gpt2", "distilbert", "electra", "bart", "llama")),
+    "prefix_made": Case(lambda: inlay.Prefix(length=3, reparametrised=True, hidden=5, leave_out=(0,)), "adapterhub", ("bert", "gpt2")),
+    "prefix_encoder": Case(lambda: inlay.Prefix(length=3, at=("encoder",)), "adapterhub", ("bart",)),
+    "prefix_head": Case(lambda: inlay.Prefix(length=3), "adapterhub", ("bert",), head=_first(2)),
+    "ia3": Case(lambda: inlay.IA3(outputs=("k", "v", "cross_k", "cross_v", "ffn_in"), inputs=()), "adapterhub", ("bert", "roberta", "t5", "gpt2", "bart", "distilbert")),
+    "ia3_left_out": Case(lambda: inlay.IA3(outputs=("k", "v"), inputs=(), leave_out=(0,)), "adapterhub", ("bert", "gpt2", "llama")),
+    "ia3_head": Case(lambda: inlay.IA3(outputs=("k", "v"), inputs=()), "adapterhub", ("roberta",), head=COPY),
+    "unipelt": Case(lambda: inlay.UniPELT(prefix=inlay.Prefix(length=3), count_padding=True), "adapterhub", ("bert", "roberta", "distilbert", "bart")),
+    "unipelt_two": Case(lambda: inlay.UniPELT(prefix=inlay.Prefix(length=3, reparametrised=True, hidden=5), lora=None, gates="two", count_padding=True), "adapterhub", ("bert",)),
+    "peft_ia3": Case(lambda: inlay.IA3(), "peft", ("bert", "roberta", "t5", "llama", "distilbert")),
+    "peft_ia3_left_out": Case(lambda: inlay.IA3(leave_out=(0,)), "peft", ("bert",)),
+    "peft_ia3_qkv": Case(lambda: inlay.IA3(outputs=("qkv",)), "peft", ("gpt2",)),
+    "peft_ia3_head": Case(lambda: inlay.IA3(), "peft", ("bert", "roberta", "llama"), head=COPY),
+    "peft_prefix": Case(lambda: inlay.Prefix(length=3, shift=True), "peft", ("bert", "gpt2", "llama")),
+    "peft_prefix_head": Case(lambda: inlay.Prefix(length=3, shift=True), "peft", ("bert", "gpt2", "llama"), head=COPY),
+    "peft_prefix_made": Case(lambda: inlay.Prefix(length=3, shift=True, reparametrised=True, hidden=5), "peft", ("gpt2",), merged=True),
+    "peft_prompt": Case(lambda: inlay.Prompt(length=3), "peft", ("t5", "gpt2", "phi-lm")),
+    "peft_prompt_head": Case(lambda: inlay.Prompt(length=3), "peft", ("gpt2", "llama"), head=COPY),
+    "peft_prompt_mixture": Case(lambda: inlay.Mixture(inlay.Prompt(length=3)), "peft", ("gpt2",), merged=True),
     "peft_qv": Case(lambda: inlay.LoRA(rank=3, alpha=6), "peft", PEFT + PEFT_MORE),
     "peft_all": Case(lambda: inlay.LoRA(rank=3, targets=("q", "k", "v", "o", "ffn_in", "ffn_out", "linear")), "peft", ("bert", "roberta", "gpt2", "llama", *PEFT_MORE[2:])),
     "peft_cross": Case(lambda: inlay.LoRA(rank=3, targets=("q", "k", "v", "o", "ffn_in", "ffn_out", "cross_q", "cross_k", "cross_v", "cross_o")), "peft", ("t5", "t5-gated", "mt5")),
@@ -128,7 +148,10 @@ def export_all(host: Host, name: str, members: list[str], case: Case, folder: Pa
 
 
 def prepare(name: str, family: str, root: Path) -> None:
-    """Write one case for tools/check_export.py."""
+    """Write one case for tools/check_export.py.
+
+    whole_rows: with a prompt a decoder's classifier in peft reads the last token, also where that is padding.
+    """
     case, folder = CASES[name], root / f"{family}.{name}"
     host, inputs = host_and_inputs(family)
     home = GOLDEN / GOLDEN_HOSTS.get(family, "") / "host"
@@ -153,6 +176,7 @@ def prepare(name: str, family: str, root: Path) -> None:
         "checkpoints": checkpoints,
         "activate": members or [exported],
         "fuse": bool(members),
+        "whole_rows": name.startswith("peft_prompt") and "Classification" in type(host).__name__,
     }
     (folder / "case.json").write_text(json.dumps(described, indent=1))
 

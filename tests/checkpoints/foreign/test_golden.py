@@ -14,10 +14,18 @@ import inlay
 from inlay.checkpoints.foreign import files
 from inlay.checkpoints.foreign.adapterhub.layout import LAYOUTS
 from inlay.storage.plain_json import read_json
-from tests.checkpoints.foreign.golden import GOLDEN, cases, expected, host_of, logits_of, named, untouched
+from tests.checkpoints.foreign.golden import GOLDEN, cases, expected, host_of, logits_of, named, refused, untouched
 from tests.hosts import fused_steps, shake
 
-SINGLE = cases(without=("fusion", "stack", "setup"))
+REFUSED = {
+    "bert/mam": "union of several methods.*Stack",
+    "gpt2/unipelt": "gates act in a decoder too",
+    "t5/prefix_flat": "move the keys' relative positions",
+}
+"""What means something in `adapters` that Inlay does not follow."""
+SINGLE = [
+    case for case in cases(without=("fusion", "stack", "setup")) if f"{case.parent.name}/{case.name}" not in REFUSED
+]  # fmt: skip
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -28,12 +36,18 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 def test_one_adapter(case: Path) -> None:
     host = host_of(case.parent.name)
     bare = logits_of(host, case.parent.name)
-    name = inlay.load(host, case, pickled=case.name == "seq_bn_bin")
+    name = inlay.load(host, case, pickled=(case / "pytorch_adapter.bin").exists())
     assert torch.equal(logits_of(host, case.parent.name), bare), "loading activates nothing"
     inlay.activate(host, name)
-    close(logits_of(host, case.parent.name), expected(case)["logits"])
+    wanted = expected(case)["logits"]
+    close(logits_of(host, case.parent.name).reshape(wanted.shape), wanted)  # choices: theirs side by side, ours below
     inlay.strip(host)
     assert torch.equal(logits_of(host, case.parent.name), bare)
+
+
+@pytest.mark.parametrize(("case", "match"), REFUSED.items(), ids=str)
+def test_what_is_not_followed(case: str, match: str) -> None:
+    refused(GOLDEN / case, f"(?s){match}", case.partition("/")[0], pickled=True)
 
 
 @pytest.mark.parametrize("case", [c for c in cases() if c.name.startswith("stack")], ids=named)

@@ -43,7 +43,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
     ("seq_bn", "original_ln_after", False, "the host's own norm always acts"),
     ("seq_bn", "residual_before_ln", "post_add", "residual_before_ln"),
     ("seq_bn", "residual_before_ln", False, "residual_before_ln"),
-    ("seq_bn", "use_gating", True, "gates"),
+    ("seq_bn", "use_gating", True, "gate.weight is missing"),
     ("seq_bn", "inv_adapter", "nice", "invertible"),
     ("seq_bn", "cross_adapter", True, "cross-attention"),
     ("seq_bn", "scaling", "channel", "scale per channel"),
@@ -57,7 +57,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any
     ("seq_bn", "reduction_factor", {"1": 2}, "neither every layer nor a 'default'"),
     ("seq_bn", "reduction_factor", 1e-4, "the file has"),
     ("seq_bn", "leave_out", [5], "no layer 5"),
-    ("seq_bn", "architecture", "prefix_tuning", "have no counterpart"),
+    ("seq_bn", "architecture", "prompt_tuning", "have no counterpart"),
     ("seq_bn", "architecture", "os.system", "have no counterpart"),
     ("seq_bn", "architecture", ["lora"], "have no counterpart"),
     ("seq_bn", "output_adapter", False, "at least one"),
@@ -198,6 +198,8 @@ def test_a_fusion_of_members_that_read_differently() -> None:
 
 @pytest.mark.parametrize(("option", "value", "match"), [
     ("head_type", "question_answering", "head_type"),
+    ("head_type", "multiple_choice", "needs num_choices"),
+    ("num_labels", None, "needs num_labels"),
     ("use_pooler", True, "pooler"),
     ("bias", False, "bias"),
     ("layers", 10**9, "the file has"),
@@ -403,3 +405,13 @@ def test_reading_and_writing_take_no_random_numbers(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     inlay.load(host, inlay.export(host, "a", tmp_path / "x", "peft"), name="b")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_choice_head_says_how_many_choices_a_row_has(tmp_path: Path) -> None:
+    host = host_of("bert")
+    inlay.add(host, "a", inlay.Pfeiffer(size=4), head=inlay.Head(labels=("choice",), pooling="first"))
+    with pytest.raises(inlay.ConfigError, match=r"has to know how many choices every row has.*choices=5"):
+        inlay.export(host, "a", tmp_path / "x", "adapterhub")
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(inlay.ConfigError, match="choices belong to a head with the one output 'choice'"):
+        inlay.Head(labels=3, choices=3)

@@ -8,9 +8,10 @@ A tensor of ours without a key there, such as a pooler that they do not save, ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,12 +31,34 @@ class FileKey:
     share: int = 0
     """Which of the equal shares of that tensor's rows is ours."""
     shares: int = 1
-    copy: str | None = None
-    """A second key under which they write the same tensor again."""
+    copies: tuple[str, ...] = ()
+    """Other keys under which they write the same tensor again."""
+    form: Literal["rows", "column", "side by side"] = "rows"
+    """Ours is a share of their rows; or theirs is a column and ours a vector; or theirs is one long vector, the numbers
+    of matrices that stand side by side, of which ours is one."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.key,) if self.copy is None else (self.key, self.copy)
+        return (self.key, *self.copies)
+
+    def theirs(self, mine: Tensor) -> tuple[int, ...]:
+        """The shape of their tensor; they write a single number as a vector of length one."""
+        if mine.dim() == 0:
+            return (1,)
+        if self.form == "side by side":
+            return (mine.numel() * self.shares,)
+        return (mine.shape[0] * self.shares, *mine.shape[1:], *((1,) if self.form == "column" else ()))
+
+    def ours(self, theirs: Tensor, like: Tensor) -> Tensor:
+        if self.form == "side by side":
+            return theirs.view(like.shape[0], self.shares, -1)[:, self.share]
+        return theirs.chunk(self.shares)[self.share].reshape(like.shape)
+
+    def together(self, parts: Sequence[Tensor]) -> Tensor:
+        """Their tensor from all shares of it."""
+        if self.form == "side by side":
+            return torch.stack(list(parts), 1).flatten()
+        return torch.cat([part[:, None] if self.form == "column" else part for part in parts]).contiguous()
 
 
 KeyTable = Mapping[str, FileKey]
@@ -52,33 +75,28 @@ def gather(table: KeyTable, wanted: Tensors, found: Tensors) -> tuple[Tensors, l
         if entry.key not in found:
             continue
         whole = found[entry.key]
-        expected = _theirs(wanted[ours], entry.shares)
+        expected = entry.theirs(wanted[ours])
         if tuple(whole.shape) != expected:
             problems.append(f"tensor {entry.key} has shape {tuple(whole.shape)}, expected {expected}")
         elif not torch.isfinite(whole).all():
             problems.append(f"tensor {entry.key} has numbers that are not finite")
-        elif entry.copy in found and not torch.equal(found[entry.copy], whole):
-            problems.append(f"tensors {entry.key} and {entry.copy} should be the same")
+        elif differ := [copy for copy in entry.copies if copy in found and not torch.equal(found[copy], whole)]:
+            problems.append(f"tensors {entry.key} and {differ[0]} should be the same")
         else:
-            tensors[ours] = whole.chunk(entry.shares)[entry.share].reshape(wanted[ours].shape)
+            tensors[ours] = entry.ours(whole, wanted[ours])
     return tensors, sorted(set(problems))
 
 
 def scatter(table: KeyTable, tensors: Tensors) -> Tensors:
     """Their tensors from ours."""
     shares: dict[str, dict[int, Tensor]] = {}
+    entries: dict[str, FileKey] = {}
     for ours, entry in table.items():
         mine = tensors[ours].detach().cpu()
         for key in entry.keys:
+            entries[key] = entry
             shares.setdefault(key, {})[entry.share] = mine.reshape(1) if mine.dim() == 0 else mine
-    return {key: torch.cat([parts[i] for i in sorted(parts)]).contiguous() for key, parts in shares.items()}
-
-
-def _theirs(mine: Tensor, shares: int) -> tuple[int, ...]:
-    """The shape of their tensor; they write a single number as a vector of length one."""
-    if mine.dim() == 0:
-        return (1,)
-    return (mine.shape[0] * shares, *mine.shape[1:])
+    return {key: entries[key].together([parts[i] for i in sorted(parts)]) for key, parts in shares.items()}
 
 
 def filled(

@@ -3,7 +3,8 @@
     heads.<name>   0 dropout   1 linear   2 act   3 dropout   4 linear
 
 The numbers are those of our pooled head, too. Theirs for tags and for questions read every token, as ours with
-pooling="tokens"; the two outputs of the latter are the first and the last token of the answer.
+pooling="tokens"; the two outputs of the latter are the first and the last token of the answer. Theirs for choices gives
+one number per text, as ours does, and has to know how many choices a row has: they put that many numbers side by side.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from transformers import PreTrainedModel
 
 from inlay.anatomy.places import Place
@@ -23,18 +24,24 @@ from inlay.checkpoints.foreign.heads import is_host_copy, is_tied, logits_weight
 from inlay.checkpoints.foreign.keys import FileKey
 from inlay.config import Config
 from inlay.errors import CheckpointError, ConfigError
-from inlay.host.heads import SPAN, Head, Problem
+from inlay.host.heads import CHOICE, SPAN, Head, Problem
 from inlay.host.registry import Inlay
 
 CONFIG, SAFE, PICKLE = "head_config.json", "model_head.safetensors", "pytorch_model_head.bin"
-HeadType = Literal["classification", "multilabel_classification", "tagging", "question_answering"]
+HeadType = Literal["classification", "multilabel_classification", "tagging", "question_answering", "multiple_choice"]
 _PROBLEMS: dict[HeadType, Problem | None] = {
     "multilabel_classification": "multi_label_classification",
     "classification": None,
 }
 PER_TOKEN: tuple[HeadType, ...] = ("tagging", "question_answering")
-PER_TEXT_OPTIONS = {"use_pooler", "bias"}
-"""What heads that read every token do not have."""
+OWN_OPTIONS: dict[HeadType, set[str]] = {
+    "classification": {"num_labels", "use_pooler", "bias"},
+    "multilabel_classification": {"num_labels", "use_pooler", "bias"},
+    "multiple_choice": {"num_choices", "use_pooler"},
+    "tagging": {"num_labels"},
+    "question_answering": {"num_labels"},
+}
+"""What heads of one type have and others do not."""
 _TIED = "It is tied to the host's embeddings, so that in `adapters` another output layer changes those too"
 
 
@@ -56,7 +63,8 @@ class HeadOptions(Config):
     """A head of the library's own."""
 
     head_type: HeadType
-    num_labels: int = Field(ge=1)
+    num_labels: int | None = Field(default=None, ge=1)
+    num_choices: int | None = Field(default=None, ge=2)
     layers: int = Field(ge=1)
     activation_function: str
     label2id: dict[str, int] | None = None
@@ -65,6 +73,18 @@ class HeadOptions(Config):
     ] = False
     bias: Annotated[bool, only(True, why="the output layer has a bias here")] = True
     dropout_prob: Annotated[float, Field(ge=0, lt=1)] | None = None
+
+    @model_validator(mode="after")
+    def _says_how_many(self) -> HeadOptions:
+        needed = "num_choices" if self.head_type == "multiple_choice" else "num_labels"
+        if getattr(self, needed) is None:
+            raise ValueError(f"a head of the type {self.head_type} needs {needed}")
+        return self
+
+    @property
+    def outputs(self) -> int:
+        """Numbers per text or token."""
+        return self.num_labels if self.num_labels is not None and self.head_type != "multiple_choice" else 1
 
 
 @dataclass(frozen=True)
@@ -90,7 +110,7 @@ def read_head(folder: Folder, host: PreTrainedModel, anatomy: Anatomy, pickled: 
         tensors = _without_host_buffers(tensors, host)
         return ForeignHead(_copied(file, host, anatomy, tensors), None, tensors)
     wanted = options(HeadOptions, file.config, folder / CONFIG)
-    check_size("its head", wanted.num_labels + (wanted.layers - 1) * anatomy.width**2, tensors)
+    check_size("its head", wanted.outputs + (wanted.layers - 1) * anatomy.width**2, tensors)
     return ForeignHead(_pooled(wanted, host, anatomy), file.name or "", tensors)
 
 
@@ -130,16 +150,17 @@ def _pooled(wanted: HeadOptions, host: PreTrainedModel, anatomy: Anatomy) -> Hea
         raise ConfigError(
             f"the heads of `adapters` for {anatomy.family} read an end-of-text token, which has no counterpart here."
         )
-    if wanted.head_type == "question_answering" and wanted.num_labels != len(SPAN):
-        raise ConfigError(f"a head for questions has two outputs, start and end; this one has {wanted.num_labels}")
+    if wanted.head_type == "question_answering" and wanted.outputs != len(SPAN):
+        raise ConfigError(f"a head for questions has two outputs, start and end; this one has {wanted.outputs}")
     config: Any = host.config
     usual = [getattr(config, name, None) for name in ("classifier_dropout", "hidden_dropout_prob")]
     dropout = next((p for p in (wanted.dropout_prob, *usual) if p is not None), 0.0)
-    names = SPAN if wanted.head_type == "question_answering" else _label_names(wanted.label2id)
+    fixed = {"question_answering": SPAN, "multiple_choice": CHOICE}
+    names = fixed.get(wanted.head_type) or _label_names(wanted.label2id)
     return Head(
-        labels=names or wanted.num_labels, pooling="tokens" if wanted.head_type in PER_TOKEN else layout.pooling,
+        labels=names or wanted.outputs, pooling="tokens" if wanted.head_type in PER_TOKEN else layout.pooling,
         layers=wanted.layers, activation=wanted.activation_function.lower(),
-        dropout=dropout, problem=_PROBLEMS.get(wanted.head_type),
+        dropout=dropout, problem=_PROBLEMS.get(wanted.head_type), choices=wanted.num_choices,
     )  # fmt: skip
 
 
@@ -205,16 +226,25 @@ def _pooled_file(name: str, head: Head, anatomy: Anatomy) -> JsonObject:
         raise ConfigError(
             "its head has no labels of its own, or several outputs for regression; `adapters` cannot say that"
         )
+    kind = _head_type(head)
+    choice = kind == "multiple_choice"
+    if choice and head.choices is None:
+        raise ConfigError(
+            "its head gives each choice a number, and `adapters` has to know how many choices every row has. "
+            "Say it when the inlay is added: inlay.Head(…, choices=5); `inlay train` does where all rows have as many"
+        )
     config = HeadOptions(
-        head_type=_head_type(head),
-        num_labels=len(names), layers=head.layers, activation_function=head.activation, dropout_prob=head.dropout,
-        label2id={label: i for i, label in enumerate(names)},
+        head_type=kind, num_labels=len(names), num_choices=head.choices, layers=head.layers,
+        activation_function=head.activation, dropout_prob=head.dropout,
+        label2id={f"LABEL_{i}": i for i in range(head.choices or 0)} if choice else {n: i for i, n in enumerate(names)},
     )  # fmt: skip
-    unknown = PER_TEXT_OPTIONS if head.per_token else set()
+    unknown = set().union(*OWN_OPTIONS.values()) - OWN_OPTIONS[kind]
     return {"config": config.model_dump(mode="json", exclude=unknown), "name": name, "model_class": layout.flexible}
 
 
 def _head_type(head: Head) -> HeadType:
+    if head.names == CHOICE:
+        return "multiple_choice"
     if not head.per_token:
         return next(theirs for theirs, ours in _PROBLEMS.items() if ours in (None, head.problem_type))
     if head.problem_type != "single_label_classification":

@@ -41,7 +41,7 @@ class BottleneckOptions(Config):
     init_weights_seed: int | None = None
     is_parallel: bool = False
     scaling: Finite | Annotated[str, only("learned", why="a scale per channel has no counterpart")] = 1.0
-    use_gating: Annotated[bool, only(False, why="gates have no counterpart")] = False
+    use_gating: bool = False
     residual_before_ln: bool | str = True
     adapter_residual_before_ln: bool = False
     inv_adapter: Annotated[str | None, only(None, why="invertible adapters have no counterpart")] = None
@@ -83,14 +83,31 @@ class LoraOptions(Config):
     alpha: Annotated[Finite, Field(gt=0)] = 8
     dropout: Share = 0.0
     attn_matrices: tuple[Literal["q", "k", "v"], ...] = ("q", "v")
-    composition_mode: Annotated[str, only("add", why="(IA)³ scales the host's output, which LoRA does not")] = "add"
+    composition_mode: Literal["add", "scale"] = "add"
     init_weights: str = "lora"
     init_weights_seed: int | None = None
-    use_gating: Annotated[bool, only(False, why="gates have no counterpart")] = False
+    use_gating: bool = False
     use_dora: Annotated[bool, only(False, why="DoRA rescales the host's weights")] = False
     vera_d: Annotated[float | None, only(None, why="VeRA has no counterpart")] = None
     vera_b: Annotated[float | None, only(None, why="VeRA has no counterpart")] = None
     dtype: str | None = None
+
+
+class PrefixOptions(Config):
+    """PrefixTuningConfig of `adapters`."""
+
+    architecture: Literal["prefix_tuning"] = "prefix_tuning"
+    encoder_prefix: bool = True
+    cross_prefix: bool = True
+    leave_out: tuple[int, ...] = ()
+    flat: bool = False
+    prefix_length: int = Field(default=30, ge=1)
+    bottleneck_size: int = Field(default=512, ge=1)
+    non_linearity: Annotated[str, only("tanh", why="the network that makes a prefix has a tanh here")] = "tanh"
+    dropout: Annotated[float, only(0.0, why="dropout on a prefix has no counterpart")] = 0.0
+    use_gating: bool = False
+    shared_gating: bool = True
+    init_weights_seed: int | None = None
 
 
 class FusionOptions(Config):
@@ -110,15 +127,30 @@ class FusionOptions(Config):
     dropout_prob: Share | None = None
 
 
-OPTIONS: dict[str | None, type[BottleneckOptions] | type[LoraOptions]] = {None: BottleneckOptions, "lora": LoraOptions}
+PartOptions = BottleneckOptions | LoraOptions | PrefixOptions
+OPTIONS: dict[str | None, type[BottleneckOptions] | type[LoraOptions] | type[PrefixOptions]] = {
+    None: BottleneckOptions,
+    "lora": LoraOptions,
+    "prefix_tuning": PrefixOptions,
+}
 
 
-def options_kind(config: dict[str, Any]) -> type[BottleneckOptions] | type[LoraOptions]:
+def parts_of(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The configs of which a union is made; of any other config, itself."""
+    if config.get("architecture") != "union":
+        return [config]
+    parts = config.get("configs")
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+        raise ConfigError("a union should have a list of configs")
+    return parts
+
+
+def options_kind(config: dict[str, Any]) -> type[BottleneckOptions] | type[LoraOptions] | type[PrefixOptions]:
     architecture = config.get("architecture")
     if not isinstance(architecture, str | None) or architecture not in OPTIONS:
         raise ConfigError(
             f"adapters of the architecture {architecture!r} have no counterpart in Inlay; "
-            f"it reads bottleneck adapters and LoRA."
+            f"it reads bottleneck adapters, LoRA, IA3, prefixes and UniPELT."
         )
     return OPTIONS[architecture]
 

@@ -14,11 +14,13 @@ from inlay.checkpoints.fitting import misfit
 from inlay.checkpoints.foreign.adapterhub import heads
 from inlay.checkpoints.foreign.adapterhub.layout import Keys
 from inlay.checkpoints.foreign.adapterhub.options import (
-    BottleneckOptions,
     FusionOptions,
     LoraOptions,
+    PartOptions,
+    PrefixOptions,
     as_trained,
     options_kind,
+    parts_of,
 )
 from inlay.checkpoints.foreign.adapterhub.setups import SETUP, check_stacks, fusion_name, read_setup, uppermost
 from inlay.checkpoints.foreign.adapterhub.to_inlay import fusion_of, method_of
@@ -166,9 +168,10 @@ def _together(inlays: Inlays) -> Iterator[Callable[[PreTrainedModel, Inlay], Non
 
 def _read_adapter(source: Source, name: str) -> Inlay:
     file, tensors, head = _read(source, ADAPTER)
-    config = as_trained(file.config, file.version, file.type)
-    wanted = options(options_kind(config), config, source.folder / ADAPTER[0])
-    _check_sizes(wanted, source.anatomy, tensors)
+    parts = [as_trained(part, file.version, file.type) for part in parts_of(file.config)]
+    wanted: list[PartOptions] = [options(options_kind(part), part, source.folder / ADAPTER[0]) for part in parts]
+    for part in wanted:
+        _check_sizes(part, source.anatomy, tensors)
     draft = source.draft(name, method_of(wanted, source.anatomy), head.head)
     table = _keys(source, file.name, tensors).table(draft)
     rules = [entry.key for ours, entry in table.items() if ours.endswith("rule") and entry.key not in tensors]
@@ -228,10 +231,14 @@ def _keys(source: Source, name: str, tensors: Tensors) -> Keys:
     return Keys(source.host, source.anatomy, name, prefixed)
 
 
-def _check_sizes(wanted: BottleneckOptions | LoraOptions, anatomy: Anatomy, tensors: Tensors) -> None:
+def _check_sizes(wanted: PartOptions, anatomy: Anatomy, tensors: Tensors) -> None:
     """Refuse a config whose sizes would need more numbers than its file holds."""
     if isinstance(wanted, LoraOptions):
         return check_size(f"r = {wanted.r}", wanted.r, tensors)
+    if isinstance(wanted, PrefixOptions):
+        if not wanted.flat:
+            check_size(f"bottleneck_size = {wanted.bottleneck_size}", wanted.bottleneck_size, tensors)
+        return check_size(f"prefix_length = {wanted.prefix_length}", wanted.prefix_length, tensors)
     if wanted.phm_layer:
         check_size(f"phm_rank = {wanted.phm_rank}", wanted.phm_rank, tensors)
         return check_size(f"phm_dim = {wanted.phm_dim}", wanted.phm_dim**3, tensors)

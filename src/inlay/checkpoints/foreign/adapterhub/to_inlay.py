@@ -10,10 +10,18 @@ from transformers import PreTrainedModel
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.adapterhub.layout import layer_numbers, layout_of
-from inlay.checkpoints.foreign.adapterhub.options import ACTIVATIONS, BottleneckOptions, FusionOptions, LoraOptions
+from inlay.checkpoints.foreign.adapterhub.options import (
+    ACTIVATIONS,
+    BottleneckOptions,
+    FusionOptions,
+    LoraOptions,
+    PartOptions,
+    PrefixOptions,
+)
 from inlay.errors import ConfigError
 from inlay.host.registry import Inlay, Inlays
 from inlay.methods import (
+    IA3,
     PHM,
     Bapna,
     Bottleneck,
@@ -25,14 +33,70 @@ from inlay.methods import (
     Method,
     Parallel,
     Pfeiffer,
+    Prefix,
+    UniPELT,
 )
 from inlay.methods.bottleneck import Wide
 
+MOVED = ("t5", "mt5")
+"""Families in which a prefix of theirs moves relative positions."""
 _INITS = {"bert": "normal", "mam_adapter": "identity", "houlsby": "normal"}
 
 
-def method_of(options: BottleneckOptions | LoraOptions, anatomy: Anatomy) -> Method:
-    return lora_of(options, anatomy) if isinstance(options, LoraOptions) else bottleneck_of(options, anatomy)
+def method_of(parts: Sequence[PartOptions], anatomy: Anatomy) -> Method:
+    """The method of a config, or of the configs of a union."""
+    gated = {part.use_gating for part in parts}
+    if gated == {True}:
+        return unipelt_of(parts, anatomy)
+    if len(parts) > 1:
+        raise ConfigError(
+            "it is a union of several methods in one adapter, of which Inlay reads UniPELT's, each behind a gate; "
+            "without gates: inlays of their own in a Stack"
+        )
+    (only_one,) = parts
+    return _part_of(only_one, anatomy)
+
+
+def _part_of(options: PartOptions, anatomy: Anatomy) -> Method:
+    if isinstance(options, PrefixOptions):
+        return prefix_of(options, anatomy)
+    if isinstance(options, BottleneckOptions):
+        return bottleneck_of(options, anatomy)
+    return ia3_of(options, anatomy) if options.composition_mode == "scale" else lora_of(options, anatomy)
+
+
+def prefix_of(options: PrefixOptions, anatomy: Anatomy) -> Prefix:
+    if anatomy.family in MOVED:
+        raise ConfigError(
+            f"in {anatomy.family} hosts `adapters` lets a prefix move the keys' relative positions but not the "
+            f"queries', which Inlay does not follow"
+        )
+    both = set(anatomy.depth) == {"encoder", "decoder"}
+    there = {"encoder": options.encoder_prefix or not both, "decoder": True, "cross": both and options.cross_prefix}
+    at: Any = tuple(where for where, wanted in there.items() if wanted and where in (*anatomy.depth, "cross"))
+    return Prefix(
+        length=options.prefix_length, at=at, reparametrised=not options.flat, hidden=options.bottleneck_size,
+        leave_out=layers_of(options.leave_out, anatomy),
+    )  # fmt: skip
+
+
+def unipelt_of(parts: Sequence[PartOptions], anatomy: Anatomy) -> UniPELT:
+    """Behind a gate their LoRA has no scale alpha / r, and padding counts in every gate's mean."""
+    found: dict[str, Any] = {"lora": None, "prefix": None, "bottleneck": None}
+    for part in parts:
+        method = _part_of(part, anatomy)
+        name = "lora" if isinstance(method, LoRA) else "prefix" if isinstance(method, Prefix) else "bottleneck"
+        if isinstance(method, IA3) or found[name] is not None:
+            raise ConfigError("a union with gates may have one LoRA, one prefix and one bottleneck, and nothing else")
+        found[name] = method.model_copy(update={"alpha": float(method.rank)}) if isinstance(method, LoRA) else method
+        beyond = {place.stack for place in method.places(anatomy)} - {"encoder"}
+        if beyond:
+            raise ConfigError(
+                "its gates act in a decoder too. A gate is a mean over a whole text, which a decoder does not have "
+                "while it writes: Inlay reads UniPELT in encoders only"
+            )
+    shared = [part.shared_gating for part in parts if isinstance(part, PrefixOptions)]
+    return UniPELT(**found, gates="one" if all(shared) else "two", count_padding=True)
 
 
 def bottleneck_of(options: BottleneckOptions, anatomy: Anatomy) -> Bottleneck:
@@ -120,6 +184,19 @@ def lora_of(options: LoraOptions, anatomy: Anatomy) -> LoRA:
         rank=options.r, alpha=options.alpha, dropout=options.dropout, targets=tuple(dict.fromkeys(targets)),
         leave_out=layers_of(options.leave_out, anatomy),
     )  # fmt: skip
+
+
+def ia3_of(options: LoraOptions, anatomy: Anatomy) -> IA3:
+    """There it rescales what the FFN's first projection gives, before the activation."""
+    if options.r != 1 or options.alpha != 1 or options.dropout:
+        raise ConfigError("IA3 has r = 1, alpha = 1 and no dropout here")
+    wanted = set(lora_of(options, anatomy).targets)
+    places = [p for p in anatomy.places.values() if p.projection is not None and {p.kind, p.id} & wanted]
+    kinds = dict.fromkeys(place.kind for place in places)
+    partly = [kind for kind in kinds if {p.id for p in anatomy.of_kind(kind)} - {p.id for p in places}]
+    if partly:
+        raise ConfigError(f"it rescales only some of the modules of {', '.join(partly)}, which has no counterpart")
+    return IA3(outputs=tuple(kinds), inputs=(), leave_out=layers_of(options.leave_out, anatomy))
 
 
 def _targets(want: str, anatomy: Anatomy) -> list[str]:

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from inlay.checkpoints.foreign.adapterhub import heads
 from inlay.checkpoints.foreign.adapterhub.layout import Keys
-from inlay.checkpoints.foreign.adapterhub.options import BottleneckOptions, FusionOptions
+from inlay.checkpoints.foreign.adapterhub.options import BottleneckOptions, FusionOptions, PartOptions
 from inlay.checkpoints.foreign.adapterhub.read import ADAPTER, FUSION, Source
 from inlay.checkpoints.foreign.adapterhub.to_adapters import fusion_options, options_of
 from inlay.checkpoints.foreign.adapterhub.to_inlay import fusion_of
@@ -51,12 +51,17 @@ def read_back(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, folder: Folde
 
 
 def _adapter_files(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, common: JsonObject) -> Files:
-    wanted = options_of(inlay, inlays.anatomy)
-    gone = {"invertible_adapter"} | ({"architecture"} if isinstance(wanted, BottleneckOptions) else set())
+    configs = [_as_json(part) for part in options_of(inlay, inlays.anatomy)]
+    config = configs[0] if len(configs) == 1 else {"architecture": "union", "configs": configs}
     return {
-        ADAPTER[0]: common | {"name": inlay.name, "config": wanted.model_dump(mode="json", exclude=gone)},
+        ADAPTER[0]: common | {"name": inlay.name, "config": config},
         ADAPTER[1]: scatter(Keys(host, inlays.anatomy, inlay.name).table(inlay), inlay.tensors()),
     }
+
+
+def _as_json(wanted: PartOptions) -> JsonObject:
+    gone = {"invertible_adapter"} | ({"architecture"} if isinstance(wanted, BottleneckOptions) else set())
+    return wanted.model_dump(mode="json", exclude=gone)
 
 
 def _fusion_files(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, common: JsonObject) -> Files:

@@ -40,7 +40,7 @@ def bias_key(module: str, wrapped: Collection[str], host: PreTrainedModel) -> Fi
     mine, bias = f"{module}.bias", getattr(host.get_submodule(module), "bias", None)
     again = [name for name, p in host.named_parameters(remove_duplicate=False) if p is bias and name != mine]
     key = f"{ROOT}{module}.base_layer.bias" if module in wrapped else f"{ROOT}{mine}"
-    return FileKey(key, copy=f"{ROOT}{again[0]}" if again else None)
+    return FileKey(key, copies=(f"{ROOT}{again[0]}",) if again else ())
 
 
 def host_bias(host: PreTrainedModel, module: str) -> Tensor | None:

@@ -17,6 +17,7 @@ import torch
 from pydantic import Field
 from transformers import PreTrainedModel
 
+from inlay.anatomy.modules import last_word
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.fitting import misfit, tensor_mismatches
@@ -32,8 +33,10 @@ from inlay.checkpoints.foreign.files import (
     shown,
 )
 from inlay.checkpoints.foreign.heads import logits_weight
+from inlay.checkpoints.foreign.peft.heads import check_head, head_tensors, saved_modules
 from inlay.checkpoints.foreign.peft.keys import ROOT, places_of, whole_places
 from inlay.checkpoints.foreign.peft.options import CONFIG, NOTES, PICKLE, SAFE
+from inlay.checkpoints.foreign.peft.targets import saved_by
 from inlay.config import Config
 from inlay.errors import ConfigError
 from inlay.host.heads import Head
@@ -138,7 +141,7 @@ def _ia3(anatomy: Anatomy, folder: Folder, found: Tensors) -> tuple[Method, Tens
     inputs = {place.module: place for place in anatomy.places.values() if place.acts == "input"}
     values: Tensors = {}
     problems = []
-    chosen: dict[str, list[str]] = {}
+    chosen: dict[str, Place] = {}
     used = {key for key in found if key.startswith(ROOT) and key.endswith(".ia3_l")}
     for key in sorted(used):
         path, tensor = key.removeprefix(ROOT).removesuffix(".ia3_l"), found[key]
@@ -147,42 +150,55 @@ def _ia3(anatomy: Anatomy, folder: Folder, found: Tensors) -> tuple[Method, Tens
             problems.append(f"it rescales {shown(path)}, which Inlay cannot on this host")
             continue
         values[f"{place.id}.scale.weight"] = tensor.flatten()
-        chosen.setdefault(place.kind, []).append(place.id)
+        chosen[place.id] = place
     if not used:
         problems.append("it has no ia3_l")
-    for role, ids in chosen.items():
-        if len(ids) < len(list(anatomy.of_kind(role))):
-            problems.append(f"it rescales {role} in some layers only: {', '.join(sorted(ids))}")
     if problems:
         raise misfit(folder.path, problems)
-    ins = tuple(role.removesuffix(".input") for role in chosen if role.endswith(".input"))
-    return IA3(outputs=tuple(role for role in chosen if not role.endswith(".input")), inputs=ins), values, used
+    kinds = dict.fromkeys(place.kind for place in chosen.values())
+    method = IA3(
+        outputs=tuple(kind for kind in kinds if not kind.endswith(".input")),
+        inputs=tuple(kind.removesuffix(".input") for kind in kinds if kind.endswith(".input")),
+        leave_out=anatomy.layers_without(chosen.values()),
+    )
+    if missing := [place.id for place in method.places(anatomy) if place.id not in chosen]:
+        raise misfit(folder.path, [f"it rescales {', '.join(kinds)}, but not {', '.join(missing)}"])
+    return method, values, used
 
 
 def _head(host: PreTrainedModel, anatomy: Anatomy, found: Tensors, root: str) -> tuple[Head | None, Tensors, set[str]]:
     """The host's head as the file has it: with its labels, its tensors by our names, and their keys."""
-    keys = {}
+    keys, own = {}, {}
     for place in anatomy.of_kind("head"):
-        for leaf in host.get_submodule(place.module).state_dict():
+        for leaf, tensor in host.get_submodule(place.module).state_dict().items():
             if (key := f"{root}{place.module}.{leaf}") in found:
-                keys[f"{place.id}.{leaf}"] = key
-    if not keys:
-        return None, {}, set()
+                keys[f"{place.id}.{leaf}"], own[f"{place.id}.{leaf}"] = key, tensor.cpu()
+    used = set(keys.values())
+    if all(torch.equal(found[theirs], own[ours].to(found[theirs].dtype)) for ours, theirs in keys.items()):
+        return None, {}, used  # the host's own, or none
     name = logits_weight(host, anatomy)
     weight = found.get(f"{root}{name}")
     outputs = None if name is None else host.get_parameter(name).shape[0]
     head = Head() if weight is None or weight.shape[0] == outputs else Head(labels=weight.shape[0])
-    return head, {ours: found[theirs] for ours, theirs in keys.items()}, set(keys.values())
+    return head, {ours: found[theirs] for ours, theirs in keys.items()}, used
 
 
-TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
+TASKS = {
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+}
 
 
 def write(host: PreTrainedModel, anatomy: Anatomy, inlay: Inlay) -> Files:
     """The files of a prompt, a prefix or an IA3 inlay."""
     method, tensors = inlay.method, inlay.tensors()
-    if inlay.norms or inlay.head is not None:
-        raise ConfigError("it owns a head or layer norms; peft's prompts, prefixes and IA3 are written without them")
+    check_head(inlay)
+    task = next((task for end, task in TASKS.items() if type(host).__name__.endswith(end)), None)
+    saved = saved_modules(inlay, anatomy, host) if inlay.head is not None else []
+    if saved and task != "SEQ_CLS" and not isinstance(method, IA3):
+        raise ConfigError("beside prompts and prefixes peft saves only the head of a classifier")
     if isinstance(method, IA3):
         config, found = _write_ia3(anatomy, inlay, method)
     elif isinstance(method, Prompt):
@@ -202,13 +218,23 @@ def write(host: PreTrainedModel, anatomy: Anatomy, inlay: Inlay) -> Files:
         config = _in_front(host, anatomy, "PREFIX_TUNING", method.length, places[0].d_out, 1) | {
             "prefix_projection": False
         }
-    task = next((task for end, task in TASKS.items() if type(host).__name__.endswith(end)), None)
-    notes = {
-        "inference_mode": True,
-        "task_type": task or ("SEQ_CLS" if "Classification" in type(host).__name__ else None),
-    }
+    if isinstance(method, IA3):
+        found |= head_tensors(inlay, anatomy, saved, ROOT)
+        task = None if task == "SEQ_CLS" else task  # with it, peft would want a head in every file
+    elif task == "SEQ_CLS":
+        found |= _classifier(host, anatomy) | head_tensors(inlay, anatomy, saved, "base_model.")
+    notes = {"inference_mode": True, "task_type": task, "modules_to_save": [*map(last_word, saved)] or None}
     notes["base_model_name_or_path"] = str(getattr(host.config, "name_or_path", "") or "") or None
     return {CONFIG: config | notes, SAFE: {k: t.detach().cpu().clone().contiguous() for k, t in found.items()}}
+
+
+def _classifier(host: PreTrainedModel, anatomy: Anatomy) -> Tensors:
+    """The host's own head, which beside a prompt or a prefix peft wants in the file of every classifier."""
+    return {
+        f"base_model.{path}.{leaf}": tensor
+        for path in saved_by(("classifier", "score"), anatomy.head)
+        for leaf, tensor in host.get_submodule(path).state_dict().items()
+    }
 
 
 def _in_front(host: PreTrainedModel, anatomy: Anatomy, kind: str, length: int, width: int, modules: int) -> JsonObject:
@@ -221,11 +247,9 @@ def _in_front(host: PreTrainedModel, anatomy: Anatomy, kind: str, length: int, w
 
 
 def _write_ia3(anatomy: Anatomy, inlay: Inlay, method: IA3) -> tuple[JsonObject, Tensors]:
-    if method.leave_out:
-        raise ConfigError("it leaves out layers, which is not written for peft")
     found: Tensors = {}
     modules: dict[str, Sequence[int]] = {}
-    for place in places_of(inlay, anatomy):
+    for place in (place for place in places_of(inlay, anatomy) if place.changes):
         if place.projection is not None and place.projection.parts > 1:
             raise ConfigError(f"{place.id} is a part of a fused module, of which peft can only rescale the whole: qkv")
         tensor = inlay.tensors()[f"{place.id}.scale.weight"]

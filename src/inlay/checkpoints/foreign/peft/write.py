@@ -12,15 +12,15 @@ from transformers.pytorch_utils import Conv1D
 from inlay.anatomy.modules import inside, last_word
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.files import Files, Folder, JsonObject, Tensors
-from inlay.checkpoints.foreign.heads import is_host_copy
 from inlay.checkpoints.foreign.peft import ways
+from inlay.checkpoints.foreign.peft.heads import check_head, head_tensors, saved_modules
 from inlay.checkpoints.foreign.peft.keys import ROOT, bias_key, host_bias, places_of
 from inlay.checkpoints.foreign.peft.lora_pair import LoraPair, lora_pairs
 from inlay.checkpoints.foreign.peft.options import BIASES, CONFIG, SAFE, PeftOptions
 from inlay.checkpoints.foreign.peft.read import below_own_head, read
-from inlay.checkpoints.foreign.peft.targets import saved_by, target_names
+from inlay.checkpoints.foreign.peft.targets import target_names
 from inlay.errors import ConfigError
-from inlay.host.registry import Inlay, Inlays, key_of
+from inlay.host.registry import Inlay, Inlays
 from inlay.methods import IA3, LoRA, Prefix, Prompt
 
 _TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
@@ -33,10 +33,10 @@ def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> Files:
         return ways.write(host, inlays.anatomy, inlay)
     anatomy, method = inlays.anatomy, _lora(inlay)
     pairs = lora_pairs(inlay, anatomy, host)
-    saved = _saved_modules(inlay, anatomy, host)
+    saved = saved_modules(inlay, anatomy, host)
     _check_saved(inlay, anatomy, pairs, saved)
     tensors = {key: tensor for path, pair in pairs.items() for key, tensor in pair.tensors(path).items()}
-    tensors |= _biases(inlay, anatomy, host, pairs, saved) | _head(inlay, anatomy, saved)
+    tensors |= _biases(inlay, anatomy, host, pairs, saved) | head_tensors(inlay, anatomy, saved, ROOT)
     return {
         CONFIG: _config(method, pairs, saved, host),
         SAFE: {key: tensor.detach().cpu().clone().contiguous() for key, tensor in tensors.items()},
@@ -55,18 +55,8 @@ def _lora(inlay: Inlay) -> LoRA:
         raise ConfigError(
             f"peft has no counterpart of the method {method.kind!r}; it knows LoRA, IA3, Prefix and Prompt"
         )
-    if inlay.norms:
-        raise ConfigError("it owns layer norms, which a LoRA of peft does not have")
-    if inlay.head is not None and inlay.head.pooling is not None:
-        raise ConfigError("it has a pooling head, which the host does not have; peft saves only modules of the host")
+    check_head(inlay)
     return method
-
-
-def _saved_modules(inlay: Inlay, anatomy: Anatomy, host: PreTrainedModel) -> list[str]:
-    """The head's modules to save: the output layer, others that are no longer the host's, and what ends like them."""
-    own = [place for place in anatomy.of_kind("head") if inlay.part(place) is not None]
-    needed = [p.module for p in own if p.module == anatomy.head[-1] or not is_host_copy(inlay, host, p)]
-    return saved_by([last_word(path) for path in needed], [place.module for place in own])
 
 
 def _check_saved(inlay: Inlay, anatomy: Anatomy, pairs: Mapping[str, LoraPair], saved: Sequence[str]) -> None:
@@ -74,14 +64,6 @@ def _check_saved(inlay: Inlay, anatomy: Anatomy, pairs: Mapping[str, LoraPair], 
     both = [path for path in pairs if inside(path, copied)]
     if both:
         raise ConfigError(f"it changes {', '.join(both)} and has its own copy of it; peft can do only one of the two")
-
-
-def _head(inlay: Inlay, anatomy: Anatomy, saved: Sequence[str]) -> Tensors:
-    return {
-        f"{ROOT}{place.module}.{leaf}": tensor
-        for place in anatomy.of_kind("head") if place.module in saved
-        for leaf, tensor in inlay.parts[key_of(place.id)].state_dict().items()
-    }  # fmt: skip
 
 
 def _biases(

@@ -1,0 +1,376 @@
+"""A joint run: several tasks, one host, one run folder.
+
+    run = train_jointly(JointSettings(host="bert-base-uncased", tasks=["rte", "mnli", "sst2"], out="runs/joint"))
+    open_for_use("runs/joint:rte")
+
+mode     Θ, the host    Φ_n                    known as
+mt-a     trains         an inlay and a head    MT-A (Pfeiffer et al. 2021); with PALs, Stickland & Murray 2019
+inlay    frozen         an inlay and a head    N single runs side by side, each as it would be alone with the same rows
+full     trains         a head                 multi-task fine-tuning
+head     frozen         a head
+
+The folder has what a single run's has, the host after training in `host/`, and an inlay per task in `inlays/<task>/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from accelerate import Accelerator
+from transformers import PretrainedConfig, PreTrainedModel
+
+from inlay.checkpoints.manifest import read_manifest
+from inlay.checkpoints.ours import save
+from inlay.data import Prepared, Task, builtin_tasks, prepare
+from inlay.data.mixing import Sampling
+from inlay.errors import ConfigError, InlayError
+from inlay.host.verbs import NAME, activate, inlays_of, train
+from inlay.methods import Method
+from inlay.runs.folder import RECORD, Run
+from inlay.runs.joint_settings import JointSettings, given_to_all, single_mode
+from inlay.runs.report import write_joint_report
+from inlay.runs.settings import Settings, useless, useless_here
+from inlay.runs.start import method_of, norms_of
+from inlay.runs.train import (
+    Allowed,
+    Finishing,
+    Job,
+    carry_out,
+    check_same,
+    check_same_host,
+    check_trackers,
+    codec_for,
+    facts_of_host,
+    facts_of_task,
+    few_to_validate,
+    files_of,
+    how_it_went,
+    judge,
+    lasting,
+    noted,
+    save_host,
+    with_room,
+)
+from inlay.training.codec import Answer, EncodedSplit, answer_form, is_decoder
+from inlay.training.joint import MEAN, JointLoop
+from inlay.training.lesson import Lesson
+from inlay.training.loop import Outcome
+from inlay.training.objectives import objective_for
+from inlay.training.progress import Watcher
+from inlay.training.recipe import MODE_RATES, filled
+from inlay.training.threads import use_threads
+from inlay.training.workbench import Workbench, open_config
+
+T = TypeVar("T")
+
+
+def train_jointly(
+    settings: JointSettings,
+    *,
+    resume: bool = False,
+    finish: bool = False,
+    watch: Watcher | None = None,
+    allowed: Allowed = Allowed(),  # noqa: B008 (it is frozen)
+    finishing: Finishing | None = None,
+) -> Run:
+    """Train several tasks on one host into `settings.out`. What `resume` and `finish` do is as in `train_run`.
+
+    finishing: is called with each task's result before the run is noted as finished.
+    """
+    return carry_out(
+        settings, get_ready_jointly, resume=resume, finish=finish, watch=watch, allowed=allowed, finishing=finishing
+    )
+
+
+@dataclass(frozen=True)
+class JointJob:
+    """Everything that is ready before the first step."""
+
+    settings: JointSettings
+    host: PreTrainedModel
+    jobs: Mapping[str, Job]
+    """Each task by its name, as a single run would have it, on the same host."""
+    sampling: Sampling
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"{name}: {note}" for name, job in self.jobs.items() for note in job.notes)
+
+    def facts(self) -> dict[str, Any]:
+        settings, tasks = self.settings, {name: facts_of_task(job) for name, job in self.jobs.items()}
+        for name, job in self.jobs.items():
+            tasks[name]["settings"] = lasting(job.settings)
+        rows = [facts["rows"] for facts in tasks.values()]
+        shared = {"mode": settings.mode, "settings": lasting_jointly(settings), "notes": list(self.notes)}
+        whole = {split: sum(each[split] for each in rows) for split in ("train", "validation", "test")}
+        nobody = {"task": None, "name": None, "max_length": None}
+        method = settings.method if settings.mode in ("mt-a", "inlay") else None
+        return (
+            nobody | shared | {"rows": whole, "method": method, "tasks": tasks} | facts_of_host(self.host, settings)
+        )  # fmt: skip
+
+    def check_same(self, begun: dict[str, Any], facts: dict[str, Any], allowed: Allowed) -> None:
+        if not begun:
+            return
+        then, now = begun["tasks"], facts["tasks"]
+        if list(then) != list(now):
+            raise ConfigError(f"the run began with the tasks {', '.join(then)}, not {', '.join(now)}. Start a new run.")
+        for name in now:
+            try:
+                check_same(then[name] | {"host_weights": None}, now[name] | {"host_weights": None}, allowed)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from None
+        check_same_host(begun, facts, allowed)
+
+    def learn(
+        self,
+        run: Run,
+        accelerator: Accelerator,
+        watch: Watcher,
+        finish: bool = False,
+        finishing: Finishing | None = None,
+    ) -> None:
+        """Train, and write the result."""
+        settings = self.settings
+        if settings.trackers:
+            accelerator.init_trackers("inlay", config={"tasks": ", ".join(self.jobs), "seed": settings.seed})
+        loop = JointLoop(
+            self.host, [self._lesson(name, job) for name, job in self.jobs.items()], settings, sampling=self.sampling,
+            mixed=settings.mixed, steps_per_epoch=settings.steps_per_epoch, stop_on=settings.stop_on,
+            host_lr=settings.host_lr, accelerator=accelerator, checkpoint=run.checkpoint, log=run.log,
+            rewind=run.forget_after, watch=watch, title="joint", finish_now=finish,
+        )  # fmt: skip
+        outcome = loop.run()
+        judged = {}
+        for lesson in loop.lessons:
+            lesson.enter()
+            known = outcome.answers_of.get(lesson.name)
+            judged[lesson.name] = judge(self.jobs[lesson.name], known, accelerator, watch)
+        if accelerator.is_main_process:
+            _finish(self, run, outcome, judged, finishing)
+        accelerator.end_training()
+
+    def _lesson(self, name: str, job: Job) -> Lesson:
+        objective = objective_for(self.host, job.name, job.settings)
+        return Lesson(
+            name, job.codec, job.split("train"), job.split("validation"), job.settings, objective=objective,
+            setup=job.name,
+        )  # fmt: skip
+
+
+def _finish(
+    job: JointJob,
+    run: Run,
+    outcome: Outcome,
+    judged: Mapping[str, tuple[EncodedSplit, list[Answer]]],
+    finishing: Finishing | None,
+) -> None:
+    """Write the host, the inlays and the report; the checkpoint goes last, when nothing depends on it any more."""
+    if job.settings.mode in ("mt-a", "full"):
+        if any(each.name for each in job.jobs.values()):
+            activate(job.host, None)  # the labels that the host's config shows are its own again
+        first = next(iter(job.jobs.values()))
+        save_host(job.host, first.codec.tokenizer, run)
+        run.note(files=files_of(run))
+        job.host.config.name_or_path = str(run.host.absolute())  # the inlays' host from now on
+    tasks = run.record()["tasks"]
+    for name, each in job.jobs.items():
+        split, answers = judged[name]
+        scores = each.codec.measure(split, answers)
+        if each.name is not None:
+            folder, data = run.inlay_of(name), noted(each.codec)
+            save(job.host, each.name, folder, task=each.prepared.task.name, metrics=scores, data=data)
+            tasks[name]["inlay_sha256"] = read_manifest(folder).sha256
+        validation = {n.removeprefix(f"{name}/"): v for n, v in outcome.scores.items() if n.startswith(f"{name}/")}
+        best_step = outcome.best_steps.get(name, outcome.best_step)
+        tasks[name] |= {"judged": each.prepared.judge, "scores": scores, "validation": validation}
+        tasks[name] |= {"best_step": best_step}
+    run.note(tasks=tasks, **how_it_went(outcome))
+    write_joint_report(run, {name: each.prepared.task for name, each in job.jobs.items()}, judged)
+    if finishing is not None:
+        for name, each in job.jobs.items():
+            finishing(each, *judged[name])
+    run.note(status="finished")
+    run.checkpoint.unlink(missing_ok=True)
+
+
+def get_ready_jointly(
+    settings: JointSettings, allowed: Allowed = Allowed(), *, resume: bool = False  # noqa: B008 (frozen)
+) -> JointJob:  # fmt: skip
+    """Read the rows of every task, open the host, set in what trains. Nothing is written."""
+    use_threads(settings.threads)
+    settings = _begun_from_a_run(settings)
+    found = _checked(settings, allowed, resume)
+    torch.manual_seed(settings.seed)
+    tasks = {name: each.prepared.task for name, each in found.tasks.items()}
+    first = next(iter(tasks.values()))
+    bench = Workbench.open(settings.host, first, found.config, trust_remote_code=allowed.trust_remote_code)
+    text = bench.form == "text"
+    benches = {name: bench.for_task(task) for name, task in tasks.items()}
+    names = {name: _set_up(benches[name], name, each, settings.mode) for name, each in found.tasks.items()}
+    _let_train(bench.host, [name for name in names.values() if name is not None], settings.mode)
+    kind: Any = next(iter(found.tasks.values())).method or single_mode(settings.mode)
+    resolved = filled(settings, kind, text=text).model_dump(include={"lr", "epochs"})
+    if settings.mode == "mt-a" and settings.host_lr is None:
+        resolved["host_lr"] = MODE_RATES["full"][text]
+    settings = settings.model_copy(update=resolved)
+    jobs = {}
+    for name, each in found.tasks.items():
+        own = each.settings.model_copy(
+            update={"lr": settings.lr, "epochs": settings.epochs, "name": names[name]}
+            | ({} if each.method is None else {"method": each.method.kind})
+        )
+        codec = codec_for(benches[name], own, each.prepared)
+        if text:
+            own, codec = with_room(bench.host, own, codec, each.prepared)
+        jobs[name] = Job(own, each.prepared, bench.host, codec, names[name])
+    return JointJob(settings, bench.host, jobs, found.sampling)
+
+
+def _set_up(bench: Workbench, name: str, found: _FoundTask, mode: str) -> str | None:
+    """Set what a task has of its own into the host; returns its name, if there is anything."""
+    own = found.settings
+    head = None if bench.form == "text" else bench.head(own.head_layers, own.head_dropout, own.pooling)
+    if mode == "full" and head is None:
+        return None
+    kind: Any = "inlay" if found.method is not None else "head"
+    return bench.set_up(name, kind, method=found.method, head=head, norms=norms_of(own))
+
+
+def _let_train(host: PreTrainedModel, names: list[str], mode: str) -> None:
+    """All inlays, and the host where the mode says so."""
+    if not names:
+        host.requires_grad_(True).train()
+        return
+    train(host, names[0], host_too=mode in ("mt-a", "full"))
+    for name in names:
+        inlays_of(host)[name].requires_grad_(True)
+
+
+def _begun_from_a_run(settings: JointSettings) -> JointSettings:
+    """With a run as the host: the host that it trained."""
+    folder = Path(settings.host)
+    if not (folder / RECORD).is_file():
+        return settings
+    run = Run(folder)
+    if run.record().get("status") != "finished" or not run.host.is_dir():
+        raise ConfigError(
+            f"the host {folder} is a run that left no trained host: its mode is {run.record().get('mode')}. "
+            f"Use its own host {run.record().get('host')}."
+        )
+    return settings.model_copy(update={"host": str(run.host)})
+
+
+@dataclass(frozen=True)
+class _FoundTask:
+    """What the settings of one task name, looked up."""
+
+    settings: Settings
+    method: Method | None
+    prepared: Prepared
+
+
+@dataclass(frozen=True)
+class _Found:
+    tasks: Mapping[str, _FoundTask]
+    sampling: Sampling
+    config: PretrainedConfig
+
+
+def _checked(settings: JointSettings, allowed: Allowed, resume: bool) -> _Found:
+    """Every task's settings, method and rows, the draws and the host's config; all that is wrong is said at once."""
+    problems: list[str] = []
+
+    def look(up: Callable[[], T], of: str = "") -> T:
+        try:
+            return up()
+        except InlayError as error:
+            problems.append(f"{of}{error}")
+            return cast(T, None)
+
+    names = [name for name, _ in settings.tasks]
+    problems += [f"the task {name!r} is there twice." for name in dict.fromkeys(names) if names.count(name) > 1]
+    problems += [
+        f"{name!r} cannot be the name of a task: use 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or a digit."
+        for name in names if not NAME.fullmatch(name)
+    ]  # fmt: skip
+    if not names:
+        problems.append("no tasks: name at least one.")
+    if settings.stop_on not in (MEAN, *names):
+        problems.append(f"`stop_on` is {settings.stop_on!r}; it is {MEAN} or one of the tasks {', '.join(names)}.")
+    sampling = look(settings.drawing)
+    config = look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
+    look(lambda: check_trackers(settings.trackers))
+    found: dict[str, _FoundTask] = {}
+    for name, own in dict(settings.tasks).items():
+        mine = look(lambda name=name, own=own: settings.task_settings(name, own))  # type: ignore[misc]
+        if mine is None:
+            continue
+        method = look(lambda mine=mine: method_of(mine), f"{name}: ")  # type: ignore[misc]
+        prepared = look(lambda mine=mine: few_to_validate(prepare(mine), mine.eval_rows), f"{name}: ")  # type: ignore[misc]
+        if prepared is not None:
+            found[name] = _FoundTask(mine, method, prepared)
+            look(lambda mine=mine, task=prepared.task: mine.selected(dict.fromkeys(task.metrics, 0.0)), f"{name}: ")  # type: ignore[misc]
+            if config is not None:
+                look(lambda task=prepared.task: answer_form(task, config), f"{name}: ")  # type: ignore[misc]
+    problems += _conflicts({name: each.prepared.task for name, each in found.items()})
+    if not resume:
+        problems += settings.of_no_use() + _unused(settings, found, config)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return _Found(found, sampling, config)
+
+
+def _conflicts(tasks: Mapping[str, Task]) -> list[str]:
+    """Tasks of one name that do not mean the same: other labels than the built-in one's, or than each other's."""
+    found = []
+    by_name: dict[str, str] = {}
+    for name, task in tasks.items():
+        known = builtin_tasks().get(task.name)
+        if known is not None and known.labels and set(known.labels) != set(task.labels):
+            found.append(
+                f"{name}: {task.name!r} is a built-in task with the labels {', '.join(known.labels)}, but its rows "
+                f"have {', '.join(task.labels) or 'none'}. Give it another name."
+            )
+        first = by_name.setdefault(task.name, name)
+        if set(tasks[first].labels) != set(task.labels):
+            found.append(
+                f"{first} and {name} are both called {task.name!r}, but the one has the labels "
+                f"{', '.join(tasks[first].labels)} and the other {', '.join(task.labels)}. Give each its own name."
+            )
+    return found
+
+
+def _unused(settings: JointSettings, found: Mapping[str, _FoundTask], config: PretrainedConfig | None) -> list[str]:
+    """What was said of a task and it does not use; what was said of all and none of them uses."""
+    own, said = dict(settings.tasks), given_to_all(settings)
+    told, idle = [], []
+    for name, each in found.items():
+        text = config is not None and answer_form(each.prepared.task, config) == "text"
+        decoder = config is not None and is_decoder(config)
+        nothing = useless(each.settings) | useless_here(each.settings, each.prepared.task.kind, text, decoder)
+        told += [f"{name}: {sentence}" for setting, sentence in nothing.items() if setting in own[name]]
+        idle.append(nothing)
+    for setting in said:
+        if idle and all(setting in nothing for nothing in idle):
+            told.append(idle[0][setting])
+    return told
+
+
+def lasting_jointly(settings: JointSettings) -> dict[str, Any]:
+    """Every setting, with paths that hold from any folder."""
+    found = lasting(settings)
+    found["tasks"] = {name: _lasting_own(own) for name, own in settings.tasks}
+    return found
+
+
+def _lasting_own(own: Mapping[str, Any]) -> dict[str, Any]:
+    files = ("data_dir", "train_file", "validation_file", "test_file")
+    return {
+        name: str(Path(value).absolute()) if name in files and value is not None else value
+        for name, value in own.items()
+    }

@@ -1,0 +1,430 @@
+"""One host, one thread that runs it, and every model that is set into it.
+
+engine = Engine.open(["runs/rte", "runs/sentiment", "runs/fused"])
+engine.classify("sentiment", ["I liked it."])         [[{"label": "positive", "score": 0.98}, …]]
+engine.close()
+
+any thread          checks, cuts into tokens, queues, waits
+the model thread    takes a batch, joins the plans of its rows, runs the host once, hands the answers out;
+                    between two batches models come and go
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as Late
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from inlay.checkpoints.ours import read
+from inlay.errors import InlayError
+from inlay.host.plan import Plan
+from inlay.host.verbs import inlays_of
+from inlay.runs.train import Allowed
+from inlay.serve.batcher import Batcher
+from inlay.serve.errors import DeadlineExceeded, Invalid, Overloaded, ServeError, TooLarge, Unavailable
+from inlay.serve.explain import explained
+from inlay.serve.inputs import read_inputs
+from inlay.serve.limits import Limits
+from inlay.serve.pieces import Piece, common_host, piece_at, pieces_of
+from inlay.serve.requests import Request, Row
+from inlay.serve.shelf import Model, Shelf
+from inlay.storage.folders import reading
+from inlay.training.evaluate import ask
+from inlay.training.threads import use_threads
+from inlay.training.tokens import Tokens
+from inlay.training.workbench import Workbench
+
+T = TypeVar("T")
+LOG = logging.getLogger("inlay.serve")
+BEAT = 0.25
+"""Seconds between two signs of life of an idle model thread."""
+
+
+class Observer(Protocol):
+    """Whoever counts what an engine does."""
+
+    def batch(self, rows: Sequence[Row], seconds: float) -> None: ...
+    def answered(self, request: Request, error: BaseException | None) -> None: ...
+
+
+class Nobody:
+    """Counts nothing."""
+
+    def batch(self, rows: Sequence[Row], seconds: float) -> None: ...
+    def answered(self, request: Request, error: BaseException | None) -> None: ...
+
+
+class Engine:
+    """Serves models on one host, in this process and without HTTP."""
+
+    def __init__(self, shelf: Shelf, limits: Limits | None = None, threads: int | None = None) -> None:
+        self.shelf, self.limits, self.threads = shelf, limits or Limits(), threads
+        self.observer: Observer = Nobody()
+        self.batcher: Batcher[Row] = Batcher(self.limits.batch_rows, self.limits.batch_tokens, self.limits.wait)
+        self.jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self.rows = 0
+        """Rows that wait or run: what the limit counts."""
+        self.speed = 50.0
+        """Rows per second, as the last batches had it."""
+        self.beat = time.monotonic()
+        self.opened = time.time()
+        self.draining = self.stopping = False
+        self.changed = threading.Condition()
+        self.cutting = threading.Lock()
+        """A tokenizer keeps how it cuts in itself, so one thread uses it at a time."""
+        self.thread = threading.Thread(target=self._work, name="inlay-model", daemon=True)
+        self.thread.start()
+
+    @classmethod
+    def open(
+        cls, paths: Sequence[str | Path], host: str | None = None, *, limits: Limits | None = None,
+        allowed: Allowed | None = None, threads: int | None = None,
+    ) -> Engine:  # fmt: skip
+        """Open the host that these runs, inlays and fusions are for, and load all of them; `NAME=PATH` names one."""
+        limits, allowed = limits or Limits(), allowed or Allowed()
+        pieces = pieces_of([str(path) for path in paths])
+        if not pieces:
+            raise Invalid("nothing to serve: give at least one run or inlay.")
+        name = common_host(pieces, host)
+        bench = Workbench.open(name, pieces[0].task, trust_remote_code=allowed.trust_remote_code)
+        bench.host.requires_grad_(False)
+        engine = cls(Shelf(bench, name, allowed, limits.models), limits, threads)
+        problems = []
+        for piece in pieces:
+            try:
+                engine.put(piece)
+            except InlayError as error:
+                problems.append(str(error))
+        if problems:
+            engine.close(0)
+            raise InlayError("\n".join(problems))
+        return engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # asking
+
+    def classify(self, model: str, inputs: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
+        """What a model says about inputs; `inlay.serve.answers` has the forms of both."""
+        return self._wait(self.submit(model, inputs, timeout=timeout))
+
+    def explain(
+        self, model: str, given: Any, *,
+        off: Sequence[str] = (), pin: Mapping[str, float] | None = None, timeout: float | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """How a fusion weighs its members, per token and place, and what it says with some of them off or pinned."""
+        with self.room_for(1):
+            future = self.enter_explain(model, given, off=off, pin=pin, timeout=timeout)
+        return self._wait(future)
+
+    def submit(
+        self, model: str, inputs: Sequence[Any], *, client: str = "", timeout: float | None = None
+    ) -> Future[list[Any]]:
+        """The same without waiting for it. A future that is cancelled costs nothing more."""
+        with self.room_for(len(inputs)):
+            return self.enter(model, inputs, client=client, timeout=timeout)
+
+    def enter(
+        self, model: str, inputs: Sequence[Any], *, client: str = "", timeout: float | None = None
+    ) -> Future[list[Any]]:
+        """The same where the caller holds `room_for` the inputs."""
+        with self._prepared(model, inputs, client, timeout) as request:
+            return self._queued(request, len(inputs))
+
+    def enter_explain(
+        self, model: str, given: Any, *, off: Sequence[str] = (), pin: Mapping[str, float] | None = None,
+        client: str = "", timeout: float | None = None,
+    ) -> Future[dict[str, Any]]:  # fmt: skip
+        """`explain` without waiting for it, where the caller holds `room_for` one input."""
+        with self._prepared(model, [given], client, timeout) as request:
+            served = request.model
+            if not served.members:
+                raise Invalid(f"{model!r} is no fusion ({served.method}): it has no members to weigh.")
+            if served.codec.form == "text":
+                raise Invalid(f"{model!r} answers in text; only fusions that answer with labels can be looked into.")
+            request.off, request.pin, request.looks_inside = tuple(off), dict(pin or {}), True
+            return self._queued(request, 1)
+
+    @contextmanager
+    def room_for(self, rows: int) -> Iterator[None]:
+        """Hold a place in the queue while inputs are cut into tokens; refused at once where there is none."""
+        self.check_open()
+        if rows > self.limits.rows:
+            raise TooLarge(f"{rows:,} inputs in one request; this server takes {self.limits.rows:,} rows at once.")
+        with self.changed:
+            if self.rows + rows > self.limits.rows:
+                raise self._full(rows)
+            self.rows += rows
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.rows -= rows
+
+    def check_open(self) -> None:
+        if self.draining:
+            raise Unavailable("the server is going down. Ask another one, or later.")
+
+    def _full(self, rows: int) -> Overloaded:
+        return Overloaded(
+            f"{self.rows:,} rows wait or run and the limit is {self.limits.rows:,}, so {rows:,} more find no room. "
+            f"Ask again later.",
+            retry_after=max(1.0, self.rows / self.speed),
+        )
+
+    @contextmanager
+    def _prepared(self, model: str, inputs: Sequence[Any], client: str, timeout: float | None) -> Iterator[Request]:
+        """Checked inputs, cut into tokens, for a model that stays until it has answered; let go after an error."""
+        if not inputs:
+            raise Invalid("inputs is empty: give at least one.")
+        deadline = time.monotonic() + min(timeout or self.limits.deadline, self.limits.deadline)
+        served = self.shelf.claim(model)
+        try:
+            examples = read_inputs(served.codec.task, inputs, prompted=served.codec.form == "text")
+            yield Request(served, self._cut(served, examples, deadline), client, deadline)
+        except BaseException:
+            self.shelf.release(served)
+            raise
+
+    def _cut(self, model: Model, examples: Sequence[Any], deadline: float) -> Any:
+        if not self.cutting.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise DeadlineExceeded("the inputs could not be read before the deadline.")
+        try:
+            return model.codec.encode(examples, labelled=False, cache=False)
+        finally:
+            self.cutting.release()
+
+    def _queued(self, request: Request, held: int) -> Future[Any]:
+        """Into the queue; the place that the caller holds is counted once only."""
+        rows = request.rows()
+        if len(rows) > self.limits.rows:
+            raise TooLarge(
+                f"the inputs are {len(rows):,} rows for the host (choices and windows of long contexts are rows too), "
+                f"and this server takes {self.limits.rows:,} at once."
+            )
+        with self.changed:
+            self.check_open()
+            if self.rows - held + len(rows) > self.limits.rows:
+                raise self._full(len(rows))
+            self.rows += len(rows)
+            request.future.add_done_callback(lambda _: self._left(request, len(rows)))
+            self.batcher.add(request.client, rows)
+            self.changed.notify_all()
+        return request.future
+
+    def _left(self, request: Request, rows: int) -> None:
+        """A request has its answer, or nobody wants one any more."""
+        with self.changed:
+            self.rows -= rows
+            self.changed.notify_all()
+        self.shelf.release(request.model)
+        error = CancelledError() if request.future.cancelled() else request.future.exception()
+        self.observer.answered(request, error)
+
+    def _wait(self, future: Future[T]) -> T:
+        """The answer. The model thread tells of deadlines when it gets there; this does not wait longer than that."""
+        try:
+            return future.result(self.limits.deadline + 1)
+        except Late:
+            future.cancel()
+            raise DeadlineExceeded("the answer did not come before the deadline.") from None
+
+    # models
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """The models by name."""
+        return dict(self.shelf.models)
+
+    def load(self, path: str | Path, name: str | None = None) -> str:
+        """Load a run or inlay under its own or another name; it takes the place of one of that name. Returns the name.
+
+        It is verified whole before anything changes, and comes between two batches.
+        """
+        return self.put(piece_at(Path(path), name))
+
+    def put(self, piece: Piece) -> str:
+        """Load what was found on disk."""
+        for folder in (*piece.members, *(() if piece.inlay is None else (piece.inlay,))):
+            with reading(folder) as there:
+                read(there)  # here, so that a damaged file costs the model thread nothing
+        self.between_batches(lambda: self.shelf.put(piece))
+        return piece.name
+
+    def unload(self, name: str) -> None:
+        """Take a model off. Requests that it has taken are answered first."""
+        self.shelf[name]
+        self.between_batches(lambda: self.shelf.drop(name))
+
+    def refresh(self) -> list[str]:
+        """Load what has changed on disk since; what cannot be loaded stays as it is. Returns the names."""
+        done = []
+        for model in self.models.values():
+            mark = model.piece.mark
+            if mark in ((), model.piece_mark):
+                continue
+            try:
+                self.load(model.piece.folder, model.name)
+                done.append(model.name)
+            except (InlayError, OSError) as error:
+                model.piece_mark = mark  # tried; it is tried again when it changes again
+                LOG.warning("not reloaded", extra={"model": model.name, "reason": str(error)})
+        return done
+
+    def between_batches(self, work: Callable[[], T]) -> T:
+        """Run something in the model thread, between two batches."""
+        if threading.current_thread() is self.thread:
+            return work()
+        future: Future[T] = Future()
+        with self.changed:
+            if self.stopping or not self.thread.is_alive():
+                raise Unavailable("the engine is closed.")
+            self.jobs.append((work, future))
+            self.changed.notify_all()
+        return future.result()
+
+    # the model thread
+
+    def healthy(self) -> bool:
+        """Whether the model thread gave a sign of life lately."""
+        return self.thread.is_alive() and self.since_beat() < self.limits.heartbeat
+
+    def since_beat(self) -> float:
+        """Seconds since the last sign of life."""
+        return time.monotonic() - self.beat
+
+    def close(self, drain: float | None = None) -> None:
+        """Take nothing more, finish what was taken, for at most so many seconds, and stop."""
+        self.draining = True
+        until = time.monotonic() + (self.limits.drain if drain is None else drain)
+        with self.changed:
+            while (self.rows or self.jobs) and time.monotonic() < until and self.thread.is_alive():
+                self.changed.wait(0.05)
+            self.stopping = True
+            late = [row.request for row in self.batcher]
+            self.changed.notify_all()
+        for request in late:
+            request.fail(Unavailable("the server went down before this request had its turn."))
+        self.thread.join(5)
+        for _, future in self.jobs:
+            future.cancel()
+
+    def _work(self) -> None:
+        use_threads(self.threads)
+        job_last = False
+        while True:
+            with self.changed:
+                job, batch = self._next(job_last)
+            if job is None and not batch:
+                return
+            job_last = job is not None
+            if job is not None:
+                _run_job(*job)
+            else:
+                self._run(batch)
+                batch.clear()
+
+    def _next(self, job_last: bool) -> tuple[tuple[Callable[[], Any], Future[Any]] | None, list[Row]]:
+        """What to do next: a batch and a job in turn where both wait; nothing at all once the engine stops."""
+        while not self.stopping:
+            now = self.beat = time.monotonic()
+            ready = self.batcher.ready_at()
+            due = ready is not None and ready <= now
+            if self.jobs and not (job_last and due):
+                return self.jobs.popleft(), []
+            if due:
+                batch = self.batcher.take()
+                if batch:
+                    return None, batch
+                continue
+            self.shelf.sweep() if self.shelf.retired else None
+            self.changed.wait(BEAT if ready is None else min(BEAT, ready - now))
+        return None, []
+
+    def _run(self, batch: list[Row]) -> None:
+        begun = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                self._forward(batch)
+        except BaseException as error:
+            LOG.exception("a batch failed", extra={"rows": len(batch)})
+            failure = error if isinstance(error, ServeError) else ServeError("the host failed on this batch.")
+            for row in batch:
+                row.request.fail(failure)
+        seconds = time.perf_counter() - begun
+        self.speed += 0.2 * (len(batch) / max(seconds, 1e-6) - self.speed)
+        self.observer.batch(batch, seconds)
+
+    def _forward(self, batch: list[Row]) -> None:
+        request = batch[0].request
+        if request.looks_inside:
+            done = explained(self.shelf, request)
+            request.finish(done)
+        elif request.model.codec.form == "text":
+            self._write(batch)
+        else:
+            self._classify(batch)
+
+    def _classify(self, batch: list[Row]) -> None:
+        """One forward, whatever models its rows are for. Rows of one model lie side by side: so nothing is copied."""
+        batch = sorted(batch, key=lambda row: id(row.plan))
+        plan = self.shelf.joiner.joined([row.plan for row in batch])
+        logits = self._logits(plan, batch)
+        for row, own in zip(batch, logits, strict=True):
+            model, features = row.request.model, row.request.split.features
+            if own.dim() == 2:  # the batch has logits for every token: of a text they are the same at all of them
+                own = own[features.real(row.length, len(own))] if model.per_token else own[0]
+            row.request.found[row.at] = own[..., : model.outputs]
+            self._done(row.request)
+
+    def _logits(self, plan: Plan, batch: Sequence[Row]) -> Tensor:
+        host, features = self.shelf.host, batch[0].request.split.features
+        columns = [row.columns() for row in batch]
+        flat = {name: torch.cat([each[name] for each in columns]) for name in columns[0]}
+        starts = torch.tensor([0, *(row.length for row in batch)]).cumsum(0)
+        inputs = Tokens(flat, starts).padded(torch.arange(len(batch)), features.pads, features.left)
+        inputs["attention_mask"] = inputs.pop("mask")
+        inlays_of(host).switch(host, plan)
+        logits: Tensor = host(**{name: tensor.to(host.device) for name, tensor in inputs.items()}).logits
+        return logits.cpu()
+
+    def _write(self, batch: list[Row]) -> None:
+        """Rows of one model whose host answers in text."""
+        model, host = batch[0].request.model, self.shelf.host
+        asked = [row.request.split.examples[row.at] for row in batch]
+        with self.cutting:
+            split = model.codec.encode(asked, labelled=False, cache=False)
+        inlays_of(host).switch(host, model.plan)
+        with self.cutting:
+            answers = ask(host, model.codec, split)
+        for row, answer in zip(batch, answers, strict=True):
+            row.request.written[row.at] = answer
+            self._done(row.request)
+
+    def _done(self, request: Request) -> None:
+        request.left -= 1
+        if request.left == 0 and not request.future.done():
+            request.finish(request.said(request.answers()))
+
+
+def _run_job(work: Callable[[], Any], future: Future[Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)

@@ -1,0 +1,189 @@
+"""The bodies of requests and answers, as /openapi.json describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Form(BaseModel):
+    """A request's body: nothing that is not known."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class InputForm(Form):
+    """One input that is more than a text."""
+
+    text: str | None = None
+    """The text; of a question in a context the question."""
+    pair: str | None = None
+    """The second text; of a question its context."""
+    choices: list[str] | None = None
+    """What to choose from."""
+    words: list[str] | None = None
+    """The words of a text, to be tagged."""
+    row: dict[str, Any] | None = None
+    """A row with the columns that the model was trained on, instead of all of these."""
+
+
+Input = str | InputForm
+
+
+class ClassifyForm(Form):
+    """POST /v1/classify"""
+
+    model: Name
+    """A model of GET /v1/models."""
+    inputs: list[Input] = Field(min_length=1)
+    """Texts, or objects for pairs, choices, words and rows."""
+
+
+class ExplainForm(Form):
+    """POST /v1/explain"""
+
+    model: Name
+    """A fusion."""
+    input: Input
+    """One input, as /v1/classify takes several."""
+    off: list[Name] = Field(default_factory=list, max_length=1000)
+    """Members to switch off."""
+    pin: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict, max_length=1000)
+    """Members and the weights to pin them to; the others share the rest."""
+
+
+class PredictForm(Form):
+    """POST /predict, as text-embeddings-inference has it, where two texts in a list are a pair."""
+
+    inputs: str | list[str] | list[list[str]]
+    """A text; a list of one text or of the two of a pair; or a list of such lists."""
+    model: Name | None = None
+    """Which model, where there are several."""
+    raw_scores: Literal[False] = False
+    """Logits instead of probabilities: not offered."""
+    truncate: Literal[True] | None = True
+    """Long inputs are always cut, as in training."""
+
+
+class LoadForm(Form):
+    """PUT /v1/inlays/{name}"""
+
+    path: str = Field(min_length=1, max_length=1024)
+    """The run's or inlay's folder, from the server's root folder down."""
+
+
+# answers
+
+
+class Labelled(BaseModel):
+    """A label, a choice or a word's tag, and how likely it is."""
+
+    label: str | None
+    score: float | None = None
+    index: int | None = None
+    word: str | None = None
+    said: str | None = None
+
+
+class Number(BaseModel):
+    """The answer of a regression."""
+
+    value: float
+
+
+class Text(BaseModel):
+    """A piece of the context, or a text that was written."""
+
+    text: str
+    score: float | None = None
+
+
+Answer = list[Labelled] | Number | Text
+
+
+class Classified(BaseModel):
+    """One answer per input, in their order."""
+
+    model: str
+    kind: str
+    results: list[Answer]
+
+
+class Changed(BaseModel):
+    """The same with members off or pinned."""
+
+    answer: Answer
+    weights: list[list[list[list[float]]]]
+    off: list[str]
+    pin: dict[str, float]
+
+
+class Explained(BaseModel):
+    """What a fusion says, and how it weighs its members: weights[text][place][token][member]."""
+
+    model: str
+    kind: str
+    members: list[str]
+    places: list[str]
+    texts: list[list[str]]
+    answer: Answer
+    weights: list[list[list[list[float]]]]
+    changed: Changed | None
+
+
+class ModelFacts(BaseModel):
+    """What a model is asked and how it was made."""
+
+    task: str
+    kind: str
+    labels: list[str]
+    method: str
+    members: list[str]
+    pair: bool
+    max_length: int
+    columns: list[str]
+
+
+class ModelEntry(BaseModel):
+    """A model, in OpenAI's shape; `parent` is its host."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    inlay: ModelFacts | None
+
+
+class ModelList(BaseModel):
+    """GET /v1/models"""
+
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class Deleted(BaseModel):
+    """DELETE /v1/inlays/{name}"""
+
+    id: str
+    deleted: Literal[True]
+
+
+class State(BaseModel):
+    """GET /health and /ready"""
+
+    status: str
+    heartbeat_age: float
+    queue_rows: int
+    models: int
+
+
+class Failure(BaseModel):
+    """Every answer that is none."""
+
+    error: str
+    error_type: str

@@ -1,0 +1,121 @@
+"""A request on its way through the engine: rows wait, run in whatever batches, and come together again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inlay.host.plan import Plan
+from inlay.serve.answers import as_json
+from inlay.serve.errors import DeadlineExceeded
+from inlay.serve.shelf import Model
+from inlay.training.codec import Answer, EncodedSplit
+from inlay.training.evaluate import by_choice
+
+
+@dataclass(eq=False)
+class Request:
+    """Some inputs for one model."""
+
+    model: Model
+    split: EncodedSplit
+    client: str
+    deadline: float
+    """On the clock of `time.monotonic`."""
+    off: tuple[str, ...] = ()
+    pin: dict[str, float] = field(default_factory=dict)
+    looks_inside: bool = False
+    future: Future[Any] = field(default_factory=Future)
+    arrived: float = field(default_factory=time.monotonic)
+    found: list[Tensor | None] = field(default_factory=list)
+    """The logits of each sequence: (labels,), or (T, labels) without padding."""
+    written: dict[int, Answer] = field(default_factory=dict)
+    """The answers of a host that writes them."""
+    left: int = 0
+    """Rows that have not run yet."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for it; one that is too late gets its error here."""
+        if self.future.done():
+            return False
+        if time.monotonic() > self.deadline:
+            self.fail(DeadlineExceeded("the answer did not come before the deadline. Ask for less, or later."))
+            return False
+        return True
+
+    def rows(self) -> list[Row]:
+        """What the host has to read; nothing has run yet."""
+        inputs = self.split.features.inputs
+        group = ("looks inside", id(self)) if self.looks_inside else self.model.group
+        self.found = [None] * len(inputs.lengths)
+        self.left = len(self.found)
+        return [Row(self, i, length, group) for i, length in enumerate(inputs.lengths.tolist())]
+
+    def finish(self, result: Any) -> None:
+        with suppress(InvalidStateError):  # nobody waits for it any more
+            self.future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+    def answers(self) -> list[Answer]:
+        """The logits of all rows, as answers."""
+        codec, features = self.model.codec, self.split.features
+        if self.written:
+            return [self.written[i] for i in range(len(self.split.examples))]
+        found = [logits for logits in self.found if logits is not None]
+        logits = _padded(found, features.left) if self.model.per_token else torch.stack(found)
+        if features.made == "choices":
+            counts = features.owns.diff()
+            logits = by_choice(logits, torch.arange(int(counts.max())) < counts.unsqueeze(1))
+        return codec.answers(logits, self.split, range(len(self.split.examples)))
+
+    def said(self, answers: Sequence[Answer]) -> list[Any]:
+        """Answers as JSON."""
+        task = self.model.codec.task
+        return [as_json(task, *pair) for pair in zip(self.split.examples, answers, strict=True)]
+
+
+@dataclass(eq=False)
+class Row:
+    """One sequence that the host reads."""
+
+    request: Request
+    at: int
+    length: int
+    group: Hashable
+
+    @property
+    def arrived(self) -> float:
+        return self.request.arrived
+
+    @property
+    def wanted(self) -> bool:
+        return self.request.wanted
+
+    @property
+    def plan(self) -> Plan:
+        return self.request.model.plan
+
+    def columns(self) -> dict[str, Tensor]:
+        inputs = self.request.split.features.inputs
+        begin, end = int(inputs.starts[self.at]), int(inputs.starts[self.at + 1])
+        return {name: column[begin:end] for name, column in inputs.columns.items()}
+
+
+def _padded(found: Sequence[Tensor], left: bool) -> Tensor:
+    """(T_i, labels) each -> (B, longest, labels), as `Features.real` finds them again."""
+    longest = max(len(logits) for logits in found)
+    whole = found[0].new_zeros(len(found), longest, found[0].shape[-1])
+    for row, logits in enumerate(found):
+        whole[row, longest - len(logits) if left else 0 :][: len(logits)] = logits
+    return whole
