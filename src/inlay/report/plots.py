@@ -41,10 +41,11 @@ def curve(history: Sequence[Mapping[str, float | None]], main: str) -> Markup:
         axes.plot(steps, judged, color="#999", linestyle="--", marker=".", label="validation loss")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
-    other = axes.twinx()
-    values = [number(entry[f"validation_{main}"]) for entry in history]
-    other.plot(steps, values, color="#1f6f8b", marker="o", label=f"validation {main}")
-    other.set_ylabel(main)
+    if any(f"validation_{main}" in entry for entry in history):  # there may be no validation rows
+        other = axes.twinx()
+        values = [number(entry[f"validation_{main}"]) for entry in history]
+        other.plot(steps, values, color="#1f6f8b", marker="o", label=f"validation {main}")
+        other.set_ylabel(main)
     figure.legend(loc="upper center", ncols=3, frameon=False)
     return as_svg(figure)
 
