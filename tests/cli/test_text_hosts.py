@@ -153,6 +153,19 @@ def test_a_decoder_is_trained_measured_and_asked_in_text(say, desk, writer, monk
     assert len(pieces) > 2, "on a terminal it is shown as it is written"
 
 
+def test_the_recipe_of_adamix_for_text_trains_a_decoder(say, desk):
+    short = ("--recipe", "adamix-nlg", "--max-steps", "3", "--warmup", "1", "--eval-rows", "4", "--beams", "3")
+    told = json.loads(say(*told_to("runs/adamix", *short)))
+    assert (told["method"], told["settings"]["consistency"], told["settings"]["no_repeat_ngram"]) == (
+        "mixture",
+        100.0,
+        4,
+    )
+    say("merge", "runs/adamix", "--out", "runs/merged")
+    one = say("predict", "runs/adamix", "good w1", "--json")
+    assert json.loads(say("predict", "runs/merged", "--host", "llama", "good w1", "--json")) == json.loads(one)
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

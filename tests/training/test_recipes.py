@@ -63,6 +63,11 @@ PUBLISHED: dict[tuple[str, ...], dict[str, Any]] = {
     ("adapterfusion", "mode fusion", "rte"): {"lr": 5e-5, "epochs": 10, "query": "normed", "value": True, "strength": 0.01},
     ("adamix-bert", "", "rte"): {"method": "mixture", "lr": 4e-4, "epochs": 40, "options": bottleneck_mixture(16)} | ADAMIX,
     ("adamix-roberta", "", "rte"): {"method": "mixture", "lr": 3e-4, "epochs": 20, "options": bottleneck_mixture(48)} | ADAMIX,
+    ("adamix-fewshot", "", "rte"): {
+        "method": "mixture", "lr": 3e-4, "rows": 30, "validation": False, "answer_with": "words", "options": bottleneck_mixture(48),
+        "max_steps": 1000, "schedule": "constant", "batch_size": 8, "weight_decay": 0.1, "warmup": 0.06, "consistency": 1.0,
+        "consistency_detach": True,
+    },
     ("adamix-nlg", "", "e2e"): {
         "method": "mixture", "lr": 2e-4, "epochs": 20, "batch_size": 8, "warmup": 2000, "weight_decay": 0.01, "schedule": "linear",
         "label_smoothing": 0.1, "beams": 10, "length_penalty": 0.8, "no_repeat_ngram": 4, "consistency": 100.0,
@@ -134,7 +139,15 @@ def test_the_default_recipe_is_what_is_used_without_one():
 
 
 def test_the_recipes_are_those_that_are_promised():
-    assert recipe_names() == ("adamix-bert", "adamix-nlg", "adamix-roberta", "adapterfusion", "compacter", "default")
+    assert recipe_names() == (
+        "adamix-bert",
+        "adamix-fewshot",
+        "adamix-nlg",
+        "adamix-roberta",
+        "adapterfusion",
+        "compacter",
+        "default",
+    )
     assert all(read_recipe(name)["about"] for name in recipe_names())
 
 

@@ -49,6 +49,8 @@ class Example:
     """What a template puts before the answer; its {bos} and {eos} are still marks."""
     after: str = ""
     """What it puts after it."""
+    cloze: tuple[str, str] | None = None
+    """What the template of masked language models puts before and after the answer."""
     words: tuple[str, ...] = ()
     """Kind tags: the words that the labels belong to; the text is all of them with spaces between."""
 
@@ -140,11 +142,12 @@ def _example(task: Task, row: Row, labelled: bool) -> Example:
     prompt = prompt_of(task, row) if task.prompt else None
     if task.kind != "choice":
         group = fill(task.group, row) if task.group and labelled else _part(task, row)
-        before, after = around(task.template, row) if task.template else (None, "")
+        before, after = _asked_by(task, "template", task.template, row) or (None, "")
+        cloze = _asked_by(task, "cloze", task.cloze, row)
         answers = _texts(task, row.get(task.label)) if task.kind == "text" and labelled else ()
         target = None if not labelled else answers[0] if answers else _target(task, row)
         several = answers if len(answers) > 1 else ()
-        return Example(((text, pair),), target, group, prompt, (), several, before, after)
+        return Example(((text, pair),), target, group, prompt, (), several, before, after, cloze)
     choices = _choices(task, row)
     texts: tuple[tuple[str, str | None], ...]
     if task.blank is None:
@@ -167,28 +170,42 @@ def one_per_answer(example: Example) -> list[Example]:
 
 
 def grouped(rows: Sequence[Example]) -> list[Example]:
-    """To measure on: rows of kind text that ask the same are one, with all their right answers."""
+    """To measure on: rows of kind text that ask the same are one, with all their right answers.
+
+    Where rows bring lists of right answers, somebody has grouped them already, and they stay as they are.
+    """
+    if any(row.answers for row in rows):
+        return list(rows)
     found: dict[tuple[Any, ...], list[str]] = {}
     first: dict[tuple[Any, ...], Example] = {}
     for row in rows:
         key = (row.texts, row.prompt, row.before, row.after, row.group)
         first.setdefault(key, row)
-        found.setdefault(key, []).extend(row.answers or (str(row.target),))
-    unique = {key: tuple(dict.fromkeys(answers)) for key, answers in found.items()}
+        found.setdefault(key, []).append(str(row.target))
     return [
-        replace(first[key], target=answers[0], answers=answers if len(answers) > 1 else ())
-        for key, answers in unique.items()
+        replace(first[key], target=answers[0], answers=tuple(answers) if len(answers) > 1 else ())
+        for key, answers in found.items()
     ]
 
 
 def _texts(task: Task, value: Any) -> tuple[str, ...]:
-    """Kind text: the right texts of a row, in order, each once."""
+    """Kind text: the right texts of a row. One that is there twice stays so: some metrics count how often."""
     texts = value if isinstance(value, list) else [value]
+    if task.skip_empty and len(texts) > 1:
+        texts = [text for text in texts if not is_missing(text) and str(text).strip()]
     if not texts or any(is_missing(text) or isinstance(text, list | dict) or not str(text).strip() for text in texts):
         raise DataError(
             f"{task.label!r} must be a text or a list of texts, none of them empty, got {str(value)[:80]!r}"
         )
-    return tuple(dict.fromkeys(str(text).strip() for text in texts))
+    return tuple(str(text).strip() for text in texts)
+
+
+def _asked_by(task: Task, name: str, shape: str | None, row: Row) -> tuple[str, str] | None:
+    """What one of the task's templates puts around the answer, after the demonstrations, where it is in use."""
+    if shape is None or shape not in task.asked:
+        return None
+    before, after = around(shape, row)
+    return task.shown.get(name, "") + before, after
 
 
 def _part(task: Task, row: Row) -> str | None:
@@ -365,14 +382,17 @@ def _target(task: Task, row: Row) -> Target:
     return task.labels.index(text)
 
 
-def check_classes(task: Task, training: Sequence[Example], source: str) -> None:
-    """Nothing can be learned about a class from one row, and nothing at all from one class."""
+def check_classes(task: Task, training: Sequence[Example], source: str, *, few: bool = False) -> None:
+    """Nothing can be learned about a class from one row, and nothing at all from one class.
+
+    few: whether somebody asked for few rows, and may get a single one of a class.
+    """
     counts = Counter(example.target for example in training)
     if len(counts) < 2:
         only = task.labels[cast(int, next(iter(counts)))] if counts else "none"
         raise DataError(f"{source} has only one class ({only}); classification needs two or more.")
     lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
-    if lonely:
+    if lonely and not few:
         more = f" and {len(lonely) - AT_MOST} more" if len(lonely) > AT_MOST else ""
         numbers = " To predict a number, use `kind` regression." if len(lonely) > AT_MOST else ""
         raise DataError(

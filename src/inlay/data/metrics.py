@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from inlay.data.task import Task
+from inlay.data.task import GENERATED, Task
+from inlay.data.text_metrics import score_texts
 
 
 def score(
@@ -25,9 +26,11 @@ def score(
         return dict.fromkeys(task.metrics, math.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {
-            metric: float(_one(metric, task, list(targets), list(predictions), list(groups))) for metric in task.metrics
-        }
+        found = score_texts(task, [_right(target) for target in targets], list(predictions)) if task.generates else {}
+        for metric in task.metrics:
+            if metric not in GENERATED:
+                found[metric] = float(_one(metric, task, list(targets), list(predictions), list(groups)))
+        return {metric: found[metric] for metric in task.metrics if metric in found}
 
 
 def _one(metric: str, task: Task, targets: list[Any], predictions: list[Any], groups: list[Any]) -> float:

@@ -52,7 +52,15 @@ class Data(Config):
     prompt: str | None = None
     """What hosts that answer in text read, such as "qa question: {question}"; "" is the usual form."""
     template: str | None = None
-    """What decoders read, with {target} at its end, as in "{question}{eos} {target}"; "" is the usual form."""
+    """What decoders read, with {target} at its end, as in "{question}{eos} {target}"; masked models anywhere."""
+    answer_with: Literal["head", "words"] | None = None
+    """Classification by a new head (the default), or by label words in a template, with the host's own head."""
+    label_words: tuple[str, ...] | None = None
+    """Answering with words: the word of each label, in the labels' order; built-in tasks have some."""
+    label_tokens: Literal["one", "sum", "mean"] | None = None
+    """Label words of several tokens: refused (one), or log-probabilities are summed (the default) or averaged."""
+    demonstrations: int = Field(default=0, ge=0, le=100)
+    """Answering with words: so many training rows of each label stand, answered, before every text."""
     answers: Answers | None = None
     """How such hosts say a label or choice: words (the default), index, or text, a choice's own."""
     splits: Literal["official", "compacter", "held_out"] = "official"
@@ -60,12 +68,18 @@ class Data(Config):
     judges has chosen anything."""
     rows: int | None = Field(default=None, ge=1)
     """Train on only this many rows, drawn at random."""
+    per_class: int | None = Field(default=None, ge=1)
+    """Train on only this many rows of each label, drawn at random."""
     rows_seed: int = Field(default=42, ge=0)
     """The seed of that draw; which rows are held out never depends on it."""
+    validation: bool = True
+    """Whether validation rows choose the best state; without them it is the last one, and they are test rows."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:
         given = [name for name in ("data_dir", "train_file", "hub") if getattr(self, name) is not None]
+        if self.rows is not None and self.per_class is not None:
+            raise ValueError("rows are drawn in total (rows) or of each label (per_class), not both")
         if len(given) > 1:
             raise ValueError(
                 f"rows can come from one place only, but {' and '.join(f'`{name}`' for name in given)} are given"
@@ -92,16 +106,22 @@ class Data(Config):
                 "prompt",
                 "template",
                 "answers",
+                "answer_with",
+                "label_words",
+                "label_tokens",
             )
             if (value := getattr(self, name)) is not None
         }
         for name in ("prompt", "template"):
             if said.get(name) == "":
                 said[name] = None  # the usual form, also of a built-in task
+        if "template" in said:
+            said["cloze"] = said["template"]
         if self.task in builtin_tasks():
             known = task_named(self.task).model_dump()
             if said.keys() & {"text", "pair", "choices"}:
-                known |= {"prompt": None, "template": None}  # they read columns that these rows need not have
+                # they read columns that these rows need not have
+                known |= {"prompt": None, "template": None, "cloze": None}
             if "kind" in said and "metrics" not in said:
                 known.pop("metrics")
             return Task(**known | said)
@@ -142,8 +162,9 @@ def _from_folder(data_dir: Path, name: str) -> dict[str, Table]:
 def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
     import datasets
 
+    revision = {"revision": hub.revision} if hub.revision is not None else {}
     try:
-        there = datasets.load_dataset(hub.path, hub.config)
+        there = datasets.load_dataset(hub.path, hub.config, **revision)
     except Exception as error:  # the hub has many ways to say no
         raise DataError(
             f"the data set {hub.path} {hub.config or ''} could not be read: {type(error).__name__}: {error}\n"

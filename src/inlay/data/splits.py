@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inlay.data.errors import DataError
-from inlay.data.examples import Example, check_classes, examples, grouped, one_per_answer, settled
+from inlay.data.examples import Example, check_classes, examples, grouped, label_text, one_per_answer, settled
 from inlay.data.rows import Table
 from inlay.data.sources import Data, read_splits
 from inlay.data.task import Task
+from inlay.data.text_metrics import measurable
 
 SEED = 42
 HELD_OUT, LEAST_HELD_OUT = 1000, 50
@@ -70,15 +71,60 @@ def prepare(data: Data) -> Prepared:
     if data.rows is not None and data.rows < len(tables["train"]):
         tables["train"] = _drawn_apart(tables["train"], data.rows, data.rows_seed)[1]
         notes.append(f"{data.rows} training rows drawn with seed {data.rows_seed}")
+    if data.per_class is not None:
+        tables["train"] = _of_each_class(tables["train"], task, data.per_class, data.rows_seed)
+        notes.append(f"{data.per_class} training rows of each label drawn with seed {data.rows_seed}")
     task, found = settled(task, tables["train"])
-    train, validation, test, mismatched = _examples_of(task, tables)
+    task, left_out = measurable(task)
+    found += left_out
+    if data.demonstrations:
+        task, tables["train"] = _demonstrated(task, tables["train"], data)
+        notes.append(f"{data.demonstrations} training rows of each label stand before every text, and do not train")
+    few = data.rows is not None or data.per_class is not None
+    train, validation, test, mismatched = _examples_of(task, tables, few)
     train = [each for example in train for each in one_per_answer(example)]
     if task.kind == "text":
         validation, test = grouped(validation), grouped(test)
     return Prepared(task, train, validation, test, tuple(notes + found), mismatched)
 
 
-def _examples_of(task: Task, tables: dict[str, Table]) -> list[list[Example]]:
+def _of_each_class(table: Table, task: Task, count: int, seed: int) -> Table:
+    """So many rows of each label, drawn at random."""
+    if task.kind != "classification":
+        raise DataError(f"per_class draws rows of each label, and {task.kind} has no label for each row. Use rows.")
+    drawn: dict[str, list[int]] = {}
+    for at in _shuffled(len(table), seed):
+        drawn.setdefault(label_text(table.rows[at].get(task.label)), []).append(at)
+    short = {label: len(rows) for label, rows in drawn.items() if len(rows) < count}
+    if short:
+        told = ", ".join(f"{label} ({rows})" for label, rows in sorted(short.items()))
+        raise DataError(f"per_class is {count}, but {table.source} has fewer rows of {told}.")
+    return table.take([at for rows in drawn.values() for at in rows[:count]])
+
+
+def _demonstrated(task: Task, table: Table, data: Data) -> tuple[Task, Table]:
+    """The task with some answered rows before every text, and the rows that are left to train on."""
+    if task.answer_with != "words":
+        raise DataError("demonstrations stand in a template: use answer_with words.")
+    chosen: dict[int, list[int]] = {}
+    made = examples(task, table)
+    for at in _shuffled(len(table), data.rows_seed):
+        own = chosen.setdefault(int(made[at].target), [])  # type: ignore[arg-type]
+        if len(own) < data.demonstrations:
+            own.append(at)
+    order = [rows[i] for i in range(data.demonstrations) for _, rows in sorted(chosen.items()) if i < len(rows)]
+    shown: dict[str, str] = {}
+    for at in order:
+        word = task.label_words[int(made[at].target)]  # type: ignore[arg-type]
+        if made[at].before is not None:
+            shown["template"] = shown.get("template", "") + f"{made[at].before}{word}{made[at].after}\n"
+        if made[at].cloze is not None:
+            before, after = made[at].cloze or ("", "")
+            shown["cloze"] = shown.get("cloze", "") + f"{before}{word}{after} "
+    return task.model_copy(update={"shown": shown}), table.take([i for i in range(len(table)) if i not in set(order)])
+
+
+def _examples_of(task: Task, tables: dict[str, Table], few: bool = False) -> list[list[Example]]:
     """The examples of every split; what is wrong in any of them is said at once."""
     made: list[list[Example]] = []
     problems: list[str] = []
@@ -86,7 +132,7 @@ def _examples_of(task: Task, tables: dict[str, Table]) -> list[list[Example]]:
         try:
             made.append(examples(task, tables[split]) if split in tables else [])
             if split == "train" and task.kind == "classification":
-                check_classes(task, made[0], tables["train"].source)
+                check_classes(task, made[0], tables["train"].source, few=few)
         except DataError as error:
             problems.append(str(error))
     if problems:
@@ -97,6 +143,14 @@ def _examples_of(task: Task, tables: dict[str, Table]) -> list[list[Example]]:
 def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str]) -> dict[str, Table]:
     tables = dict(tables)
     mismatched = tables.get("mismatched")
+    if not data.validation:
+        if "validation" in tables and "test" not in tables:
+            tables["test"] = tables["validation"]
+        elif "test" not in tables:
+            raise DataError(f"{task.name} has no rows to be judged on. Give test or validation rows.")
+        tables.pop("validation", None)
+        notes.append("no validation: the last state is the result")
+        return tables
     if data.splits == "compacter" and "validation" in tables:
         if task.compacter == "mismatched" and mismatched is not None:
             tables["test"], tables["validation"] = tables["validation"], tables.pop("mismatched")

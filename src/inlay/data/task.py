@@ -28,7 +28,10 @@ Answers = Literal["words", "index", "text"]
 Metric = Literal[
     "accuracy", "f1", "macro_f1", "micro_f1", "subset_accuracy", "matthews", "pearson", "spearman", "exact_match",
     "token_f1", "group_exact_match", "entity_f1", "token_accuracy",
+    "bleu", "nist", "meteor", "rouge_l", "cider", "ter", "chrf",
 ]  # fmt: skip
+GENERATED: tuple[Metric, ...] = ("bleu", "nist", "meteor", "rouge_l", "cider", "ter", "chrf")
+"""Metrics of generated texts (extra `nlg`)."""
 USUAL_METRICS: dict[str, tuple[Metric, ...]] = {
     "classification": ("accuracy", "macro_f1"),
     "regression": ("pearson", "spearman"),
@@ -41,6 +44,7 @@ USUAL_METRICS: dict[str, tuple[Metric, ...]] = {
 METRICS: dict[str, tuple[Metric, ...]] = USUAL_METRICS | {
     "classification": ("accuracy", "f1", "macro_f1", "matthews", "group_exact_match"),
     "choice": ("accuracy", "token_f1", "exact_match"),
+    "text": ("exact_match", "token_f1", *GENERATED),
 }
 """Every metric that measures a kind."""
 USUAL_COLUMNS: dict[str, dict[str, str]] = {
@@ -60,6 +64,8 @@ class Hub(Config):
     """The data set's name on the hub."""
     config: str | None = None
     """Its configuration."""
+    revision: str | None = None
+    """Its branch, where that is not the main one; refs/convert/parquet is the hub's copy of what a script makes."""
     splits: dict[str, str] = Field(default_factory=dict)
     """The hub's name of a split where it differs from train, validation, test."""
     rename: dict[str, str] = Field(default_factory=dict)
@@ -105,20 +111,34 @@ class Task(Config):
     """How such hosts say a label or choice: in words, as its index, or a choice by its own text."""
     template: str | None = None
     """What decoders read, with {target} at its end, where they answer: columns, {bos} and {eos}; none: the usual."""
+    answer_with: Literal["head", "words"] = "head"
+    """Kind classification: a new head chooses the label, or the host's own words in a template do."""
+    cloze: str | None = None
+    """The template of masked language models, which fill {target} in anywhere."""
+    label_words: tuple[str, ...] = ()
+    """The word that stands for each label, in the labels' order."""
+    label_tokens: Literal["one", "sum", "mean"] = "sum"
+    """Label words of several tokens: refused (one), or their log-probabilities are summed or averaged."""
+    shown: dict[str, str] = Field(default_factory=dict)
+    """Demonstrations: rows with their answers that stand before every text, for `template` and for `cloze`."""
     markup: bool = False
     """Whether the marks <br> and <b> are taken out of what such hosts read."""
     compacter: Literal["halve", "hold_out", "mismatched"] = "halve"
     """Which of the Compacter split rules is its own."""
     linearise: Literal["slots", "triples", "triples_lower"] | None = None
     """How the text's column, which holds data, becomes a text: E2E's slots, or triples, as LoRA's code writes them."""
+    scoring: Literal["e2e", "webnlg"] = "webnlg"
+    """Whose scripts the metrics of generated texts follow: the E2E challenge's (lower case), or WebNLG's."""
     parts: dict[str, str] = Field(default_factory=dict)
     """Rows that are scored by themselves too: {"column": its name, value: what to call the rows that have it}."""
+    skip_empty: bool = False
+    """Kind text: whether an empty text among a row's right ones is left out, instead of refused."""
     folder: str | None = None
     """Its folder in `data_dir`, where that is not the task's name."""
     hub: Hub | None = None
     """Where it is on the hub."""
 
-    @field_validator("template")
+    @field_validator("template", "cloze")
     @classmethod
     def _with_target(cls, text: str | None) -> str | None:
         if text is not None and (wrong := wrong_with(text)):
@@ -158,6 +178,16 @@ class Task(Config):
             raise ValueError("tags belong to the words of one column: give its name as text, and no pair")
         if self.kind == "spans" and self.pair is None:
             raise ValueError("a span is a piece of the context: name its column as pair")
+        if self.answer_with == "words":
+            if self.kind != "classification":
+                raise ValueError(f"label words are for classification, not for {self.kind}")
+            if len(set(self.label_words)) < len(self.label_words):
+                raise ValueError(f"label_words must differ from each other, got {', '.join(self.label_words)}")
+            if self.labels and len(self.label_words) != len(self.labels):
+                raise ValueError(
+                    f"label_words has {len(self.label_words)} words for {len(self.labels)} labels "
+                    f"({', '.join(self.labels)}); give one for each, in this order"
+                )
         if self.linearise is not None and self.text != template(self.text)[1:-1]:
             raise ValueError("linearise reads one column: give its name as text")
         if self.positive is not None and self.labels and self.positive not in self.labels:
@@ -170,6 +200,18 @@ class Task(Config):
         return self.metrics[0]
 
     @property
+    def asked(self) -> list[str]:
+        """The templates that rows are put into."""
+        shapes = [self.template, self.cloze] if self.answer_with == "words" else [self.template]
+        used = self.kind == "text" or self.answer_with == "words"
+        return [shape for shape in shapes if shape is not None] if used else []
+
+    @property
+    def generates(self) -> bool:
+        """Whether texts are measured as such."""
+        return any(metric in GENERATED for metric in self.metrics)
+
+    @property
     def choice_columns(self) -> list[str]:
         """The column of the choices, or one column for each."""
         return [column.strip() for column in self.choices.split(",")]
@@ -179,7 +221,8 @@ class Task(Config):
         texts = [self.text, self.pair, self.group if labelled else None]
         found = [name for text in texts if text for name in fields_of(template(text))]
         found += [name for name in fields_of(self.prompt or "") if name not in self.choice_columns]
-        found += columns_in(self.template or "")
+        for shape in self.asked:
+            found += columns_in(shape)
         if self.kind == "choice":
             found += self.choice_columns
         return list(dict.fromkeys([*found, self.label] if labelled else found))

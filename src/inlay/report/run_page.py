@@ -30,7 +30,7 @@ def run_page(
 ) -> str:
     """The page of a run whose record is complete."""
     splits = {"validation": record["validation"], record["judged"]: record["scores"]}
-    scores = [(name, *(number(of[name]) for of in splits.values())) for name in record["scores"]]
+    scores = [(name, *(number(of.get(name)) for of in splits.values())) for name in record["scores"]]
     return page(
         "run",
         title=f"{record['name'] or task.name}: {task.main} {scores[0][-1]:.4f}",

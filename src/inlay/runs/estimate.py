@@ -56,6 +56,8 @@ def _labels(job: Job) -> dict[str, int] | None:
 def _seconds_to_validate(job: Job) -> float:
     """One evaluation, from the time of one batch of its rows; answers in text take longer than this."""
     rows = job.prepared.validation
+    if not rows:
+        return 0.0
     some = job.codec.encode(rows[:BATCH])
     began = time.monotonic()
     ask(job.host, job.codec, some)

@@ -234,7 +234,7 @@ def get_ready_jointly(
 def _set_up(bench: Workbench, name: str, found: _FoundTask, mode: str) -> str | None:
     """Set what a task has of its own into the host; returns its name, if there is anything."""
     own = found.settings
-    head = None if bench.form == "text" else bench.head(own.head_layers, own.head_dropout, own.pooling)
+    head = None if bench.form != "labels" else bench.head(own.head_layers, own.head_dropout, own.pooling)
     if mode == "full" and head is None:
         return None
     kind: Any = "inlay" if found.method is not None else "head"
@@ -350,9 +350,9 @@ def _unused(settings: JointSettings, found: Mapping[str, _FoundTask], config: Pr
     own, said = dict(settings.tasks), given_to_all(settings)
     told, idle = [], []
     for name, each in found.items():
-        text = config is not None and answer_form(each.prepared.task, config) == "text"
+        form = answer_form(each.prepared.task, config) if config is not None else "labels"
         decoder = config is not None and is_decoder(config)
-        nothing = useless(each.settings) | useless_here(each.settings, each.prepared.task.kind, text, decoder)
+        nothing = useless(each.settings) | useless_here(each.settings, each.prepared.task.kind, form, decoder)
         told += [f"{name}: {sentence}" for setting, sentence in nothing.items() if setting in own[name]]
         idle.append(nothing)
     for setting in said:

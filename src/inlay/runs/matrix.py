@@ -80,7 +80,7 @@ def _with_head(state: Run, asker: Run) -> Opened:
         bench = Workbench.open(str(state.host) if state.host.is_dir() else record["host"], task)
         name = None if record["mode"] == "full" or not record["name"] else set_in(bench.host, state)
         parts = [name] if name is not None else []
-        if bench.form != "text":
+        if bench.form == "labels":
             parts.append(_add_head(bench, asker))
         if parts:
             activate(bench.host, parts[0] if len(parts) == 1 else Stack(*parts))

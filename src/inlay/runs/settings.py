@@ -136,7 +136,9 @@ def named_values(pairs: Iterable[str]) -> dict[str, Any]:
 
 OF_A_HEAD = ("pooling", "head_layers", "head_dropout")
 OF_WRITING = tuple(Generation.model_fields)
-OF_TEXT = ("prompt", "template", "answers", "answering", "packing", *OF_WRITING)
+OF_TEXT = ("prompt", "answers", "answering", "packing", *OF_WRITING)
+OF_WORDS = ("label_words", "label_tokens", "demonstrations")
+OF_VALIDATION = ("patience", "select", "eval_every", "eval_rows", "validation_file")
 OF_SAMPLING = ("top_k", "top_p", "sampling_seed")
 
 
@@ -145,9 +147,9 @@ def unused(settings: Settings) -> list[str]:
     return list(useless(settings).values())
 
 
-def unused_here(settings: Settings, kind: str, text: bool, decoder: bool = False) -> list[str]:
-    """The same for what depends on the task's kind, and on whether the host answers in text, as a decoder or not."""
-    return list(useless_here(settings, kind, text, decoder).values())
+def unused_here(settings: Settings, kind: str, form: str, decoder: bool = False) -> list[str]:
+    """The same for what depends on the task's kind, and on how the host answers: with labels, in text, at a mask."""
+    return list(useless_here(settings, kind, form, decoder).values())
 
 
 def useless(settings: Settings) -> dict[str, str]:
@@ -158,21 +160,25 @@ def useless(settings: Settings) -> dict[str, str]:
         "mode inlay": ("method", "options", "start") if mode != "inlay" else (),
         "mode inlay or fusion": ("norms",) if mode not in ("inlay", "fusion") else (),
         "method mixture": ("consistency", "consistency_detach") if (mode, settings.method) != MIXTURE else (),
-        "rows": ("rows_seed",) if settings.rows is None else (),
+        "rows or per_class": ("rows_seed",) if settings.rows is None and settings.per_class is None else (),
         "answering generation": OF_WRITING if settings.answering != "generation" else (),
         "more than one beam": ("length_penalty",) if settings.beams == 1 else (),
+        "validation rows that choose the best state": OF_VALIDATION if not settings.validation else (),
+        "answer_with words": OF_WORDS if settings.answer_with != "words" else (),
         "sampling": OF_SAMPLING if not settings.sampling else (),
         "a head that pools": ("head_layers", "head_dropout") if settings.pooling == "host" else (),
     }
     return _refusals(settings, needs)
 
 
-def useless_here(settings: Settings, kind: str, text: bool, decoder: bool = False) -> dict[str, str]:
-    """The same for what depends on the task's kind, and on whether the host answers in text, as a decoder or not."""
+def useless_here(settings: Settings, kind: str, form: str, decoder: bool = False) -> dict[str, str]:
+    """The same for what depends on the task's kind, and on how the host answers: with labels, in text, at a mask."""
+    text = form == "text"
     needs = {
         "a host that answers in text, such as T5 or GPT-2": () if text else OF_TEXT,
         "a decoder that answers in text, such as GPT-2": () if decoder or not text else ("packing",),
-        "a head, and this host answers in text": OF_A_HEAD if text else (),
+        "a decoder that answers in text, or answer_with words": ("template",) if form == "labels" else (),
+        "a head, and this host answers without one": OF_A_HEAD if form != "labels" else (),
         "labels and a head that chooses one": () if kind == "classification" and not text else ("class_weights",),
         "labels or words to choose from": () if text or kind in ("classification", "tags") else ("label_smoothing",),
         "contexts to read in windows (kind spans)": () if kind == "spans" else ("stride",),

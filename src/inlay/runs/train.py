@@ -132,7 +132,7 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     torch.manual_seed(settings.seed)
     trust = allowed.trust_remote_code
     bench = Workbench.open(settings.host, found.prepared.task, found.config, trust_remote_code=trust)
-    head = None if bench.form == "text" else bench.head(settings.head_layers, settings.head_dropout, settings.pooling)
+    head = None if bench.form != "labels" else bench.head(settings.head_layers, settings.head_dropout, settings.pooling)
     if head is not None and found.prepared.task.kind == "choice":
         head = head.model_copy(update={"choices": _choices_of_all(found.prepared.train)})
     name = bench.set_up(
@@ -148,7 +148,8 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     if settings.start is not None and name is not None:
         start_from(bench.host, name, inlay_in(settings.start))
     kind = found.method if found.method is not None else settings.mode
-    resolved = filled(settings, kind, text=bench.form == "text").model_dump(include={"lr", "epochs"})
+    whole = filled(settings, kind, text=bench.form == "text", fixed=not settings.validation)
+    resolved = whole.model_dump(include={"lr", "epochs"})
     if found.method is not None:
         resolved["method"] = found.method.kind
     settings = settings.model_copy(update=resolved | {"name": name})
@@ -234,8 +235,8 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
         problems += unused(settings)
         if found.config is not None and found.prepared is not None:
             task = found.prepared.task
-            text = look(lambda: answer_form(task, found.config)) == "text"
-            problems += unused_here(settings, task.kind, text, is_decoder(found.config))
+            form = look(lambda: answer_form(task, found.config))
+            problems += unused_here(settings, task.kind, form, is_decoder(found.config)) if form else []
             look(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
     look(lambda: check_trackers(settings.trackers))
     if problems:
@@ -385,7 +386,7 @@ def _train(
         job.host,
         job.codec,
         job.split("train"),
-        job.split("validation"),
+        job.split("validation") if job.settings.validation else None,
         job.settings,
         objective=objective_for(job.host, job.name, job.settings),
         accelerator=accelerator,

@@ -3,6 +3,7 @@
 form       answers with              host class
 labels     the logits of a head      AutoModelForSequenceClassification, for every kind of task: the head is the inlay's
 text       generated text            AutoModelForSeq2SeqLM; for decoders (GPT-2, Llama …) AutoModelForCausalLM
+mask       the word at a mask        AutoModelForMaskedLM: which of the labels' words is the likeliest
 
 kind of task      logits of the head    their loss, summed
 classification    (B, labels)           cross-entropy
@@ -33,10 +34,11 @@ from inlay.data.task import Task
 from inlay.data.templates import with_tokens
 from inlay.errors import InlayError
 from inlay.training.joined import joined_features
+from inlay.training.label_words import LabelWords, cloze_features
 from inlay.training.recipe import Generation, Recipe
 from inlay.training.tokens import IGNORED, Features, Target, features, first_token, window_features, word_features
 
-AnswerForm = Literal["labels", "text"]
+AnswerForm = Literal["labels", "text", "mask"]
 GENERATORS = ("t5", "mt5", "umt5", "longt5", "switch_transformers")
 """Families that answer every task in text, as they were trained."""
 STRIDE = 128
@@ -47,6 +49,10 @@ LONGEST_SPAN, N_BEST = 30, 20
 
 def answer_form(task: Task, config: PretrainedConfig) -> AnswerForm:
     """How a host of this configuration answers a task."""
+    if task.answer_with == "words":
+        masked = not config.is_encoder_decoder and not is_decoder(config)
+        _check_words(task, config.model_type, masked)
+        return "mask" if masked else "text"
     if task.kind == "text" or config.model_type in GENERATORS:
         if not config.is_encoder_decoder and not is_decoder(config):
             raise InlayError(
@@ -64,6 +70,18 @@ def answer_form(task: Task, config: PretrainedConfig) -> AnswerForm:
             )
         return "text"
     return "labels"
+
+
+def _check_words(task: Task, host: str, masked: bool) -> None:
+    """A task that is answered with label words needs these, and a template that fits the host."""
+    shape = task.cloze if masked else task.template
+    problems = [] if task.label_words else ["it has no label_words; give one for each label"]
+    if shape is None:
+        problems.append(f'it has no template for {host}, such as "{{text}} It was {{target}}"')
+    elif not masked and not shape.rstrip().endswith("{target}"):
+        problems.append(f"its template {shape!r} goes on after {{target}}, but {host} answers at the end; put it there")
+    if problems:
+        raise InlayError(f"{task.name} cannot be answered with words: {'; '.join(problems)}.")
 
 
 def is_decoder(config: PretrainedConfig) -> bool:
@@ -107,6 +125,8 @@ class Codec:
     """Form text: how the host writes."""
     decoder: bool = False
     """Form text: whether the host reads a prompt and its own answer as one sequence."""
+    words: LabelWords | None = None
+    """Answering with words: those of the labels."""
     packing: bool = False
     """Decoders: whether short rows share a sequence in training."""
     label_smoothing: float = 0.0
@@ -118,6 +138,11 @@ class Codec:
         cache: whether tokens are kept on disk for the next time; what is asked once is not worth it.
         """
         targets: list[Target] | None
+        if self.form == "mask":
+            assert self.words is not None
+            around = [self._around(example) for example in examples]
+            right = [int(example.target) for example in examples] if labelled else None  # type: ignore[arg-type]
+            return EncodedSplit(examples, cloze_features(around, right, self.tokenizer, self.max_length, self.words))
         if self.decoder:
             prompts = [self._prompt(example) for example in examples]
             wanted = [self._answer(example) for example in examples] if labelled else None
@@ -148,15 +173,24 @@ class Codec:
             answers = [p[len(e) :] + answer for p, e, answer in zip(prompts, ends, answers, strict=True)]
         return joined_features(ends, answers, self.tokenizer, self.max_length, packed=self.packing, cache=cache)
 
+    def _token(self, name: str) -> str | None:
+        """The tokenizer's token that a template names."""
+        return getattr(self.tokenizer, f"{name}_token")
+
+    def _around(self, example: Example) -> tuple[str, str]:
+        """What stands before and after the masks."""
+        before, after = example.cloze or ("", "")
+        return with_tokens(before, self._token), with_tokens(after, self._token)
+
     def _prompt(self, example: Example) -> str:
         """What a decoder goes on from."""
         if example.before is None:
             return self._question(example) + "\n"
-        return with_tokens(example.before, lambda name: getattr(self.tokenizer, f"{name}_token"))
+        return with_tokens(example.before, self._token)
 
     def _question(self, example: Example) -> str:
         """The example as one text, in the manner T5 was trained with."""
-        if self.task.prompt is not None and example.prompt is not None:
+        if self.task.prompt is not None and example.prompt is not None and self.words is None:
             return example.prompt
         if example.before is not None:
             return with_tokens(example.before, lambda name: "").strip()
@@ -184,6 +218,8 @@ class Codec:
 
     def candidates(self, example: Example) -> Sequence[str] | None:
         """Every answer that the host may give, in words or as an index; None where there is no list of them."""
+        if self.words is not None:
+            return self.task.label_words
         if self.task.kind == "classification":
             return _indices(len(self.task.labels)) if self.task.answers == "index" else self.task.labels
         if self.task.kind != "choice":
@@ -298,12 +334,19 @@ class Codec:
         examples = split.examples
         targets = [e.answers or e.target for e in examples]
         said = [self._in_words(e, a) if e.answers else a.prediction for e, a in zip(examples, answers, strict=True)]
-        return score(self.task, targets, said, [e.group for e in examples])
+        groups = [e.group for e in examples]
+        found = score(self.task, targets, said, groups)
+        parts = sorted({group for group in groups if group is not None}) if self.task.parts else []
+        for part in parts if len(parts) > 1 else []:
+            rows = [i for i, group in enumerate(groups) if group == part]
+            own = score(self.task, [targets[i] for i in rows], [said[i] for i in rows])
+            found |= {f"{metric}_{part}": value for metric, value in own.items()}
+        return found
 
     def says_nothing(self, value: float, answers: Sequence[Answer]) -> bool:
         """Whether a metric's value cannot tell one state from another: not defined, or no answer is one at all."""
         if self.task.kind == "text":
-            return not value > 0
+            return math.isnan(value) or value == 0
         return math.isnan(value) or (self.form == "text" and all(answer.prediction == -1 for answer in answers))
 
     def _in_words(self, example: Example, answer: Answer) -> str:

@@ -21,6 +21,7 @@ from inlay.methods.mixture import Routing
 from inlay.training.batching import reading_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.generation import asked, rows_at_once, written
+from inlay.training.label_words import at_masks, likelihoods
 from inlay.training.ranking import ranked
 
 if TYPE_CHECKING:
@@ -119,8 +120,9 @@ def loss_on(
     try:
         for rows in reading_batches(split.features.lengths, BATCH)[rank::world]:
             batch = {name: tensor.to(host.device) for name, tensor in split.features.collate(rows).items()}
-            labels = batch["labels"] if codec.form == "text" else batch.pop("labels")
-            sums.append((float(codec.loss(scores(host, batch), labels)), split.features.weights(rows)))
+            seen = codec.form == "text" and not codec.decoder  # encoder-decoders make their inputs from the labels
+            labels = batch["labels"] if seen else batch.pop("labels")
+            sums.append((float(codec.loss(scores(host, batch, codec), labels)), split.features.weights(rows)))
     finally:
         host.train(training)
     if world > 1:
@@ -130,10 +132,15 @@ def loss_on(
     return sum(loss for loss, _ in sums) / sum(weight for _, weight in sums)
 
 
-def scores(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Logits; those of choices as (B, choices)."""
+def scores(model: nn.Module, batch: dict[str, Tensor], codec: Codec | None = None) -> Tensor:
+    """Logits; those of choices as (B, choices), those at masks as the scores of label words, (B, labels)."""
     there = batch.pop("there", None)
+    masks = {name: batch.pop(name) for name in list(batch) if name.startswith("masks_")}
     logits: Tensor = model(**batch).logits
+    if masks:
+        assert codec is not None
+        assert codec.words is not None
+        return at_masks(logits, masks, codec.words)
     return logits if there is None else by_choice(logits, there)
 
 
@@ -148,7 +155,10 @@ def _answered(
 ) -> list[Answer]:
     """One batch."""
     if codec.form != "text":
-        return codec.answers(route.mean_of([scores(host, dict(batch)) for _ in range(route.times)]), split, rows)
+        several = [scores(host, dict(batch), codec) for _ in range(route.times)]
+        return codec.answers(route.mean_of(several), split, rows)
+    if codec.words is not None:
+        return codec.answers(likelihoods(host, batch, codec.words, codec.decoder))
     candidates = [codec.candidates(split.examples[row]) for row in rows]
     if codec.answering == "ranking" and all(candidates):
         return ranked(host, codec, batch, [each for each in candidates if each])

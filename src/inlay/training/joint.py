@@ -209,7 +209,10 @@ class JointLoop(Loop):
     def _all_together(self) -> bool:
         """Whether all tasks can act in one pass; otherwise the rows of each are run by themselves."""
         if self.together is None:
-            self.together = all(lesson.objective is plain_loss and not lesson.codec.decoder for lesson in self.lessons)
+            self.together = all(
+                lesson.objective is plain_loss and lesson.codec.words is None and not lesson.codec.decoder
+                for lesson in self.lessons
+            )
             try:
                 self._enter_rows([lesson.setup for lesson in self.lessons])
             except SetupError:

@@ -23,6 +23,7 @@ class Lesson:
     codec: Codec
     train: EncodedSplit
     validation: EncodedSplit
+    """Empty: nothing chooses among states, and the last one is the result."""
     recipe: Recipe
     """Says which of the task's metrics chooses the best state."""
     objective: Objective = plain_loss

@@ -262,12 +262,12 @@ class Loop:
         return rate_at(self.position.step - 1, self.total_steps, self.settings)
 
     def _best_so_far(self) -> str:
-        best, loss = self.position.best, self.position.best_loss
+        best, loss = self.position.best if self._judges() else None, self.position.best_loss
         if loss is not None:
             return f"validation loss {loss:.3f}"
         first = self.lessons[0]
         name = "best" if len(self.lessons) > 1 else self.settings.select or first.codec.task.main
-        return f"{name} {best:.3f}" if best is not None and math.isfinite(best) else ""
+        return f"{name} {abs(best):.3f}" if best is not None and math.isfinite(best) else ""
 
     # evaluation
 
@@ -282,6 +282,9 @@ class Loop:
         """Measure, log, keep the best state, and stop early where patience has run out."""
         self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
         at = self.position
+        if not self._judges():
+            self._keep_latest()
+            return
         answers = self._answers()
         scores = {lesson.name: lesson.codec.measure(lesson.validation, answers[lesson.name]) for lesson in self.lessons}
         values = {lesson.name: lesson.recipe.selected(scores[lesson.name])[1] for lesson in self.lessons}
@@ -301,6 +304,16 @@ class Loop:
             at.best_scores |= {lesson.prefix + name: score for name, score in scores[lesson.name].items()}
             self.best_answers[lesson.name] = answers[lesson.name]
         at.stopped = bool(self.settings.patience) and at.waited >= self.settings.patience
+
+    def _judges(self) -> bool:
+        """Whether there are validation rows, which choose the best state."""
+        return any(lesson.validation.examples for lesson in self.lessons)
+
+    def _keep_latest(self) -> None:
+        """Log, and keep this state: without validation rows later is better."""
+        self._log(self._entry({lesson.name: {} for lesson in self.lessons}, {}))
+        self.position.best, self.position.best_step = float(self.position.step), self.position.step
+        self.learned.keep()
 
     def _validation_loss(self) -> float:
         """The mean of the tasks' losses on their validation rows."""
@@ -385,7 +398,8 @@ class TrainingLoop(Loop):
 
     codec: Codec
     train: EncodedSplit
-    validation: EncodedSplit
+    validation: EncodedSplit | None
+    """None: nothing chooses among states, and the last one is the result."""
     recipe: Recipe
     _: KW_ONLY
     objective: Objective = plain_loss
@@ -394,9 +408,8 @@ class TrainingLoop(Loop):
     def __post_init__(self) -> None:
         check_complete(self.recipe)
         check_batch(len(self.train.features), self.recipe)
-        lesson = Lesson(
-            self.codec.task.name, self.codec, self.train, self.validation, self.recipe, objective=self.objective
-        )
+        judging = self.validation or EncodedSplit([], self.train.features)
+        lesson = Lesson(self.codec.task.name, self.codec, self.train, judging, self.recipe, objective=self.objective)
         batches = OneTask(self.train.features.lengths, self.recipe.batch_size, self.recipe.seed)
         self.prepare(self.recipe, [lesson], batches)
 

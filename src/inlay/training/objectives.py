@@ -15,6 +15,7 @@ from inlay.compose.fuse import penalty
 from inlay.host.verbs import inlays_of
 from inlay.training.codec import Codec
 from inlay.training.evaluate import by_choice, scores
+from inlay.training.label_words import at_masks
 from inlay.training.recipe import Recipe
 
 
@@ -41,7 +42,7 @@ def plain_loss(model: nn.Module, host: PreTrainedModel, codec: Codec, portion: P
     batch, labels = given(host, codec, portion.batch), portion.batch["labels"]
     if codec.form != "text" or codec.decoder:  # encoder-decoders make the decoder's inputs from the labels
         del batch["labels"]
-    return codec.loss(scores(model, batch), labels) * portion.row_weight + penalty(host) * portion.step_share
+    return codec.loss(scores(model, batch, codec), labels) * portion.row_weight + penalty(host) * portion.step_share
 
 
 def consistent_loss(
@@ -50,8 +51,11 @@ def consistent_loss(
     """AdaMix: the task's loss of one draw, and how far another draw is from it. Absent choices count in neither."""
     batch = given(host, codec, portion.batch)
     there, labels = batch.pop("there", None), batch["labels"]
+    masks = {name: batch.pop(name) for name in list(batch) if name.startswith("masks_")}
 
     def compared(logits: Tensor) -> Tensor:
+        if masks and codec.words is not None:
+            return at_masks(logits, masks, codec.words)
         return codec.compared(codec.aligned(logits, labels)) if there is None else by_choice(logits, there)
 
     def task_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ Mode = Literal["inlay", "head", "full", "fusion"]
 Schedule = Literal["linear", "cosine", "constant"]
 FUSION_VALUES = "*.parts.*.value.weight"
 """V of a fusion by its name: decay would pull it to 0 while the penalty pulls it to the identity."""
+LOWER_IS_BETTER = ("ter",)
+"""Metrics of mistakes."""
 MEAN, LOSS = "mean", "loss"
 """What `select` may name beside the task's metrics: the mean of them all, and the loss on the validation rows."""
 
@@ -146,7 +148,10 @@ class Recipe(Generation):
         return int(self.warmup) if self.warmup >= 1 else round(self.warmup * total)
 
     def selected(self, scores: dict[str, float]) -> tuple[str, float]:
-        """What chooses the best state: its name, and its value among the task's scores, the main one first."""
+        """What chooses the best state: its name, and its value among the task's scores, the main one first.
+
+        Of a metric of mistakes it is the negative value: more is always better.
+        """
         name = self.select or next(iter(scores))
         if name == LOSS:
             return name, math.nan  # no metric is asked, so that the loss decides
@@ -156,7 +161,7 @@ class Recipe(Generation):
             raise ConfigError(
                 f"`select` is {name!r}, but this task has the metrics {', '.join(scores)}; or use {MEAN} or {LOSS}."
             )
-        return name, scores[name]
+        return name, -scores[name] if name in LOWER_IS_BETTER else scores[name]
 
 
 MODE_RATES: dict[str, tuple[float, float]] = {"head": (1e-3, 1e-3), "full": (2e-5, 3e-4)}
@@ -164,12 +169,14 @@ MODE_RATES: dict[str, tuple[float, float]] = {"head": (1e-3, 1e-3), "full": (2e-
 MODE_EPOCHS = 30
 
 
-def filled(recipe: Recipe, kind: str | Method, *, text: bool = False) -> Recipe:
+def filled(recipe: Recipe, kind: str | Method, *, text: bool = False, fixed: bool = False) -> Recipe:
     """A recipe with nothing left open, for a method or its kind, or for the mode 'head' or 'full'.
 
     text: whether the host answers in text. A method says itself what its paper used.
+    fixed: whether max_steps is how long to train, however many passes that takes.
     """
     lr, epochs = _usual(kind, text)
+    epochs = max(epochs, recipe.max_steps or 0) if fixed else epochs  # a pass has one step at least
     return recipe.model_copy(update={"lr": recipe.lr or lr, "epochs": recipe.epochs or epochs})
 
 

@@ -37,6 +37,7 @@ from inlay.host.verbs import add, inlays_of, train
 from inlay.methods.base import Method
 from inlay.methods.head import HeadOnly
 from inlay.training.codec import STRIDE, AnswerForm, Codec, answer_form, is_decoder
+from inlay.training.label_words import label_words
 from inlay.training.recipe import Mode
 
 Pooling = Literal["first", "mean", "last", "host"]
@@ -108,8 +109,10 @@ class Workbench:
         stride: tokens that the windows of a long context share (kind spans), which is read whole.
         """
         decoder = self.form == "text" and not self.host.config.is_encoder_decoder
+        worded = self.task.answer_with == "words"
+        words = label_words(self.task, self.tokenizer, self.form == "mask") if worded else None
         return Codec(
-            self.task, self.form, self.tokenizer, self.longest_input(max_length), stride, decoder=decoder
+            self.task, self.form, self.tokenizer, self.longest_input(max_length), stride, decoder=decoder, words=words
         )  # fmt: skip
 
     def longest_input(self, wanted: int) -> int:
@@ -127,7 +130,7 @@ class Workbench:
         Tags and spans have logits for every token.
         pooling: another way to pool; 'host' copies the host's own head.
         """
-        if self.form == "text":
+        if self.form != "labels":
             return None
         how: Any = pooling or ("last" if is_decoder(self.host.config) else "mean")
         if self.task.kind in ("tags", "spans"):
@@ -212,6 +215,8 @@ def _class_for(form: AnswerForm, config: PretrainedConfig) -> Any:
     """The transformers class that opens a host for a form of answer."""
     if form == "labels":
         return transformers.AutoModelForSequenceClassification
+    if form == "mask":
+        return transformers.AutoModelForMaskedLM
     return transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
 
 
