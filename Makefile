@@ -21,13 +21,17 @@ ifneq ($(wildcard .peers/peft/.ready),)
 export INLAY_PEFT_PYTHON ?= $(CURDIR)/.peers/peft/bin/python
 endif
 
-.PHONY: demo test coverage coverage-quick lint types check docs peers lock wheel clean
+.PHONY: demo test fuzz coverage coverage-quick lint types check docs peers lock wheel clean
 
 demo: $(READY)
 	$(BIN)/inlay demo
 
 test: $(READY)
 	$(BIN)/pytest -n auto
+
+# Two thousand requests that nobody thought of, against the server's own description.
+fuzz: $(READY)
+	$(BIN)/python tools/schemathesis_serve.py --cases 2000
 
 # All tests, or TESTS=… On Python 3.11 it costs half as much time again; from 3.12 on there is a cheaper way.
 coverage: CORE = $(shell $(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')

@@ -13,11 +13,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from inlay.cli import main
 from inlay.cli.app import VERBS
 from inlay.data import sources
 from inlay.data.rows import Table
+from inlay.serve import Engine, build_app
 from tests.training.small import rows, save_bert, save_t5, write_rows
 
 SHORT = {"train", "fuse", "validate"}
@@ -87,6 +89,9 @@ def run(here, monkeypatch):
         words = shlex.split(line)[1:]
         if words[0] in SHORT and "--resume" not in words:
             words += ["--epochs", "1", "--batch-size", "8", "--threads", "1"]
+        if "--server" in words:
+            served = Engine.open(["runs/sentiment"])
+            monkeypatch.setattr("inlay.serve.client.httpx.Client", lambda **how: TestClient(build_app(served)))
         if "--out" in words and words[0] != "predict":
             shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
         main(words)

@@ -47,3 +47,26 @@ def guarded(shop, tmp_path):
     with Engine.open([shop / "inlays" / "a"]) as engine:
         app = build_app(engine, keys=Keys.of([USER], [ADMIN]), root=root)
         yield TestClient(app), root, engine
+
+
+@pytest.fixture(scope="session")
+def url(engine):
+    """A real server on a free port."""
+    import socket
+    import threading
+    import time
+
+    from inlay.serve import build_app
+    from inlay.serve.server import make_server
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = make_server(build_app(engine), engine, "127.0.0.1", port)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(10)

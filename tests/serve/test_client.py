@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import httpx2 as httpx
 import pytest
 
-from inlay.serve import AsyncClient, Client, ServeError, build_app
-from inlay.serve.server import make_server
+from inlay.serve import AsyncClient, Client, ServeError
 from tests.serve.test_engine import near
-
-
-@pytest.fixture(scope="module")
-def url(engine):
-    """A real server on a free port."""
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = make_server(build_app(engine), engine, "127.0.0.1", port)
-    server.install_signal_handlers = lambda: None
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        pass
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(10)
 
 
 def test_a_client_answers_what_the_engine_does(url, engine):

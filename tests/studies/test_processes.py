@@ -136,7 +136,7 @@ def test_memory_decides_how_many_run(megabytes):
     engine = Processes(4)
     engine.free_megabytes = 10_000.0
     assert engine.room(1e9), "one may always run"
-    busy = _Process.__new__(_Process)
+    busy = _Process.__new__(_Process)  # no process is started for this
     busy.cell, busy.megabytes = "one", 1000.0
     engine.workers = [busy]
     assert engine.room(megabytes) is (megabytes < 1e6)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,10 @@ Examples:
   inlay predict runs/joint:rte "It rains." "The street is wet."
   inlay predict runs/rte --data-dir data --split validation
   cat reviews.txt | inlay predict runs/sentiment
+  inlay predict sentiment "I liked it." --server http://127.0.0.1:8000
 """
+AT_ONCE = 64
+"""Rows of one request to a server."""
 
 
 def work(
@@ -66,12 +71,12 @@ def work(
     threads: int | None,
     as_json: bool,
     quiet: bool,
+    server: str | None,
     **writing: Any,
 ) -> None:
     from inlay.errors import ConfigError
     from inlay.runs.train import Allowed
     from inlay.runs.use import open_for_use
-    from inlay.storage.files import write_out
     from inlay.training.progress import watcher
     from inlay.training.threads import use_threads
 
@@ -79,6 +84,12 @@ def work(
         raise ConfigError("rows can come from one place only: texts, --file or --data-dir.")
     if split is not None and data_dir is None:
         raise ConfigError("--split says which rows of --data-dir are labelled; give that as well.")
+    if server is not None:
+        flags = {"--data-dir": data_dir, "--text": text, "--pair": pair, "--label": label, "--host": host} | writing
+        if given := sorted(f"--{name.lstrip('-')}" for name, value in flags.items() if value is not None):
+            raise ConfigError(f"{', '.join(given)} says how a run is opened here; the server has it open already.")
+        _tell(_asked(server, str(path), texts, file), out)
+        return
     use_threads(threads)
     opened = open_for_use(path, host, Allowed(any_host, trust_remote_code)).reading(text=text, pair=pair, label=label)
     opened = opened.writing(**writing)
@@ -89,7 +100,36 @@ def work(
         opened.write(table, lambda piece: click.echo(_shown(piece), nl=False))  # for a reader, as it is written
         click.echo()
         return
-    lines = [(as_json_text if out is not None else json_text)(entry) for entry in opened.predict(table, watcher(quiet))]
+    _tell(opened.predict(table, watcher(quiet)), out)
+
+
+def _asked(server: str, model: str, texts: tuple[str, ...], file: Path | None) -> Iterator[dict[str, Any]]:
+    """What a server says about the rows; PATH is the model's name there."""
+    from inlay.errors import NamingError, nearest
+    from inlay.runs.use import free
+    from inlay.serve.client import Client
+    from inlay.serve.rows import predicted
+
+    with Client(server, os.environ.get("INLAY_SERVE_KEY")) as client:
+        known = {entry["id"]: entry["inlay"] for entry in client.models() if entry["inlay"] is not None}
+        if model not in known:
+            raise NamingError(f"{server} has no model {model!r}.{nearest(model, known)}")
+        facts = known[model]
+        reads = {name: value for name, value in facts["reads"].items() if value is not None}
+        table = _table(Task(name=facts["task"], kind=facts["kind"], **reads), texts, file)
+        taken = {column for row in table.rows for column in row}
+        for start in range(0, len(table), AT_ONCE):
+            rows = [{name: row.get(name) for name in facts["columns"]} for row in table.rows[start : start + AT_ONCE]]
+            answers = client.classify(model, [{"row": row} for row in rows])
+            for row, answer in zip(table.rows[start:], answers, strict=False):
+                said = predicted(facts["kind"], facts["labels"], answer)
+                yield {**row, **{free(name, taken): value for name, value in said.items()}}
+
+
+def _tell(entries: Iterable[dict[str, Any]], out: Path | None) -> None:
+    from inlay.storage.files import write_out
+
+    lines = [(as_json_text if out is not None else json_text)(entry) for entry in entries]
     if out is not None:
         write_out(out, "\n".join(lines) + "\n")
         click.echo(f"{len(lines):,} predictions: {out}", err=True)
@@ -161,6 +201,10 @@ command = click.Command(
             ["--out"],
             type=click.Path(path_type=Path),
             help="Write here instead of to stdout, all of it or nothing.",
+        ),
+        click.Option(
+            ["--server"],
+            help="Ask a server that `inlay serve` runs; PATH is the model's name there. Its key: INLAY_SERVE_KEY.",
         ),
         text_flag,
         pair_flag,

@@ -21,6 +21,7 @@ Examples:
   inlay study run small.yaml --out studies/small
   inlay study show studies/small
   inlay study table studies/small --format markdown
+  inlay study report studies/small
 """
 
 
@@ -143,6 +144,55 @@ def _say_table(view: Any, format_: str, as_json: bool, **asked: Any) -> None:
     tell("" if as_json else FORMATS[format_](found, view), as_facts(found, view) if as_json else None, as_json)
 
 
+def figure(
+    folder: Path, name: str, out: Path, against: str | None, ways: str | None, tasks: str | None, as_json: bool
+) -> None:  # fmt: skip
+    from inlay.storage.files import write_whole
+    from inlay.studies.figures import draw
+    from inlay.studies.plan import view_of
+    from inlay.studies.tables import Asked
+
+    asked = Asked(against=against, ways=_listed(ways), tasks=_listed(tasks))
+    made = draw(view_of(folder), name, asked)
+    files = {}
+    for title, picture in made.items():
+        words = "".join(char if char.isalnum() else "-" for char in title).strip("-")
+        file = out if len(made) == 1 and out.suffix == ".svg" else out.with_suffix("") / f"{name}-{words}.svg"
+        write_whole(file, str(picture))
+        files[title] = str(file)
+    tell("\n".join(f"{file}  {title}" for title, file in files.items()), files, as_json)
+
+
+def report(folder: Path, against: str | None, score: str | None, as_json: bool) -> None:
+    from inlay.studies.page import write_page
+    from inlay.studies.plan import view_of
+    from inlay.studies.tables import Asked
+
+    file = write_page(view_of(folder), Asked(against=against, score=score))
+    tell(f"report: {file}", {"report": str(file)}, as_json)
+
+
+def diff(before: str, after: str, host: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
+    from inlay.studies.cells import StudyFolder
+    from inlay.studies.changes import changes, is_folder
+    from inlay.studies.plan import Plan
+
+    paths = (Path(before), Path(after))
+    plans = [
+        Plan.opened(StudyFolder(path)) if is_folder(path) else Plan.of(_read(str(path), host, data_dir))
+        for path in paths
+    ]
+    folder = next((StudyFolder(path) for path in paths if is_folder(path)), None)
+    found = changes(plans[0], plans[1], folder)
+    lines = [*found["changed"]] or ["nothing that the file says has changed."]
+    lines += [f"- {slot}" for slot in found["slots_gone"]] + [f"+ {slot}" for slot in found["slots_new"]]
+    done = f", {found['cells_done_and_valid']} of them done" if folder is not None else ""
+    lines.append(f"\n{found['cells_valid']} cells stay valid{done}; {found['cells_new']} are new.")
+    if found["cells_done_and_not_used"]:
+        lines.append(f"{len(found['cells_done_and_not_used'])} finished cells are not used any more; they stay.")
+    tell("\n".join(lines), found, as_json)
+
+
 def export(folder: Path, out: Path, as_json: bool) -> None:
     from inlay.studies.records import export as write
 
@@ -154,6 +204,11 @@ file_argument = click.Argument(["file"])
 folder_argument = click.Argument(["folder"], type=click.Path(path_type=Path))
 host_flag = click.Option(["--host"], multiple=True, help="Where a host of the study is, as NAME=PATH. Repeat for more.")
 data_flag = click.Option(["--data-dir"], type=click.Path(path_type=Path), help="Where the rows are, if elsewhere.")
+score_flag = click.Option(["--score"], help="main (a task's main metric), mean (of all), or a metric's name.")
+against_flag = click.Option(["--against"], help="The way that others are compared with.")
+ways_flag = click.Option(["--ways"], help="Only these ways, separated by commas.")
+tasks_flag = click.Option(["--tasks"], help="Only these tasks, separated by commas.")
+FIGURES = ("attention", "convergence", "differences", "parameters", "rows")
 
 command = click.Group(
     "study",
@@ -206,12 +261,32 @@ command = click.Group(
                     ["--format", "format_"], type=click.Choice(["text", "markdown", "latex", "csv", "html"]),
                     default="text", help="How to write it. [text]",
                 ),
-                click.Option(["--score"], help="main (a task's main metric), mean (of all), or a metric's name."),
-                click.Option(["--against"], help="The way that others are compared with."),
-                click.Option(["--ways"], help="Only these ways, separated by commas."),
-                click.Option(["--tasks"], help="Only these tasks, separated by commas."),
+                score_flag,
+                against_flag,
+                ways_flag,
+                tasks_flag,
                 json_flag,
             ],
+        ),
+        click.Command(
+            "figure", callback=figure, help="Draw a figure as SVG.",
+            params=[
+                folder_argument,
+                click.Argument(["name"], type=click.Choice(sorted(FIGURES))),
+                click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="A file, or a folder."),
+                against_flag,
+                ways_flag,
+                tasks_flag,
+                json_flag,
+            ],
+        ),
+        click.Command(
+            "report", callback=report, help="Write report.html, one page with everything, into the study's folder.",
+            params=[folder_argument, against_flag, score_flag, json_flag],
+        ),
+        click.Command(
+            "diff", callback=diff, help="Show what changed between two files or folders, and which cells stay.",
+            params=[click.Argument(["before"]), click.Argument(["after"]), host_flag, data_flag, json_flag],
         ),
         click.Command(
             "export", callback=export,

@@ -33,7 +33,7 @@ LONGEST_LABEL = 24
 
 def curve(history: Sequence[Mapping[str, float | None]], main: str) -> Markup:
     """Training loss and the main metric over the steps."""
-    figure, axes = _figure(6, 3)
+    figure, axes = new_figure(6, 3)
     steps = [number(entry["step"]) for entry in history]
     axes.plot(steps, [number(entry["loss"]) for entry in history], color="#999", marker=".", label="training loss")
     if any("validation_loss" in entry for entry in history):  # where it chose the best state
@@ -47,19 +47,19 @@ def curve(history: Sequence[Mapping[str, float | None]], main: str) -> Markup:
         other.plot(steps, values, color="#1f6f8b", marker="o", label=f"validation {main}")
         other.set_ylabel(main)
     figure.legend(loc="upper center", ncols=3, frameon=False)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def curves(history: Sequence[Mapping[str, float | None]], columns: Mapping[str, str], what: str) -> Markup:
     """One line per column of the history over the steps, each with its name; what is not there leaves a gap."""
-    figure, axes = _figure(6, 3.2)
+    figure, axes = new_figure(6, 3.2)
     for column, name in columns.items():
         seen = [(number(e["step"]), number(e[column])) for e in history if e.get(column) is not None]
         axes.plot([step for step, _ in seen], [value for _, value in seen], marker=".", label=_cut(name))
     axes.set_xlabel("step")
     axes.set_ylabel(what)
     axes.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def confusion(labels: Sequence[str], targets: Sequence[int], predictions: Sequence[int]) -> Markup:
@@ -69,38 +69,43 @@ def confusion(labels: Sequence[str], targets: Sequence[int], predictions: Sequen
         if 0 <= prediction < len(labels):
             counts[target, prediction] += 1
     size = max(3.0, 0.6 * len(labels) + 1.5)
-    figure, axes = _figure(size + 1, size)
+    figure, axes = new_figure(size + 1, size)
     names = [_cut(label) for label in labels]
     _cells(axes, counts, names, names, lambda count: f"{count:.0f}")
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def scatter(targets: Sequence[float], predictions: Sequence[float]) -> Markup:
     """Each row's target and what was predicted; on the line both are the same."""
-    figure, axes = _figure(4.5, 4)
+    figure, axes = new_figure(4.5, 4)
     axes.scatter(targets, predictions, s=12, alpha=0.5, color="#1f6f8b")
     ends = [min(*targets, *predictions), max(*targets, *predictions)]
     axes.plot(ends, ends, color="#999", linewidth=1)
     axes.set_xlabel("true")
     axes.set_ylabel("predicted")
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def error_bars(rows: Sequence[tuple[str, float, float]]) -> Markup:
     """Name, mean and spread, the first on top."""
-    figure, axes = _figure(6, 0.5 + 0.35 * len(rows))
+    figure, axes = new_figure(6, 0.5 + 0.35 * len(rows))
     names, means, spreads = zip(*reversed(rows), strict=True)
     axes.errorbar(means, range(len(rows)), xerr=spreads, fmt="o", color="#1f6f8b", capsize=3)
     axes.set_yticks(range(len(rows)), [_cut(name) if len(name) > 40 else name for name in names], parse_math=False)
     axes.set_xlabel("accuracy, mean ± spread over seeds")
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def fusion_svg(seen: FusionActivations) -> Markup:
     """Members × layers."""
-    return _svg(_fusion_figure(seen))
+    return as_svg(_fusion_figure(seen))
+
+
+def fusions_svg(seen: Mapping[str, FusionActivations], layer: int | str | None = None) -> Markup:
+    """Targets × members: in the mean over all layers, in one layer, or in each of them ('all')."""
+    return as_svg(_fusion_figure(seen, layer))
 
 
 def plot_fusion(
@@ -186,7 +191,7 @@ def _share(share: float) -> str:
 
 def _heat_map(values: Tensor, rows: Sequence[str], columns: Sequence[str], title: str) -> Figure:
     """Shares as a table of colours with the numbers in it."""
-    figure, axes = _figure(
+    figure, axes = new_figure(
         2.2 + 0.55 * len(columns) + 0.09 * max(map(len, rows)), 1.8 + 0.36 * len(rows), layout="constrained"
     )
     image = _cells(axes, values, rows, columns, _share, small=True)
@@ -230,14 +235,15 @@ def _short(place: str) -> str:
     return name if kind[:1] == ["ffn"] else f"{name} {' '.join(kind)}"
 
 
-def _figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> tuple[Figure, Axes]:
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> tuple[Figure, Axes]:
+    """An empty figure of this size, in inches, and its axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout=layout)
     return figure, figure.add_subplot()
 
 
-def _svg(figure: Figure) -> Markup:
+def as_svg(figure: Figure) -> Markup:
     """A figure as an <svg> element; text stays text, for letters that matplotlib's font does not have."""
     from markupsafe import Markup
     from matplotlib import rc_context

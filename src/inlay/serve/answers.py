@@ -48,4 +48,4 @@ def _labels(task: Task, example: Example, answer: Answer) -> list[dict[str, Any]
         return sorted(scored, key=lambda entry: -entry["score"])
     if isinstance(answer.prediction, int) and answer.prediction >= 0:
         return [whole[answer.prediction]]
-    return [{"label": None, "score": None, "said": answer.said or str(answer.prediction)}]
+    return [{"label": None, "score": None, "said": str(answer.prediction) if answer.said is None else answer.said}]

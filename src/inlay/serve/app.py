@@ -6,20 +6,24 @@ app = build_app(Engine.open(["runs/rte"]))        uvicorn, hypercorn or Ray Serv
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 import inlay
+from inlay.data.rows import check_text
 from inlay.errors import InlayError
 from inlay.serve import forms
 from inlay.serve.engine import Engine
@@ -43,6 +47,7 @@ from inlay.serve.metrics import Metrics
 from inlay.serve.pieces import piece_at
 from inlay.serve.roots import below
 from inlay.serve.shelf import Model
+from inlay.training.recipe import Generation
 
 PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -88,7 +93,9 @@ def build_app(
     app.state.engine, app.state.metrics = engine, metrics
     _handle_errors(app)
     _add_models(app, engine)
-    _add_asking(app, Asking(engine))
+    ask = Asking(engine)
+    _add_asking(app, ask)
+    _add_completions(app, ask)
     _add_loading(app, engine, keys, root)
     _add_state(app, engine, metrics)
     if page:
@@ -106,13 +113,17 @@ class Asking:
     async def __call__(self, request: Request, rows: int, enter: Callable[..., Future[Any]], wait: float | None) -> Any:
         limit = self.engine.limits.deadline
         until = time.monotonic() + min(wait or limit, limit)
+        return await _waited(request, await self.entered(request, rows, enter, until), until)
+
+    async def entered(
+        self, request: Request, rows: int, enter: Callable[..., Future[Any]], until: float
+    ) -> Future[Any]:
+        """In the queue; a full one says so at once, before anything is done for the request."""
         client = request.state.client
-        with self.engine.room_for(rows):  # before anything is done for it: a full queue says so at once
-            work = asyncio.get_running_loop().run_in_executor(
-                self.cutters, lambda: enter(client=client, timeout=until - time.monotonic())
+        with self.engine.room_for(rows):
+            return await asyncio.get_running_loop().run_in_executor(
+                self.cutters, lambda: enter(client=client, timeout=max(0.001, until - time.monotonic()))
             )
-            future = await work
-        return await _waited(request, future, until)
 
 
 async def _waited(request: Request, future: Future[Any], until: float) -> Any:
@@ -180,6 +191,96 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
             return engine.enter_explain(body.model, given, off=body.off, pin=body.pin, **how)
 
         return JSONResponse(await ask(request, 1, enter, timeout))
+
+
+def _add_completions(app: FastAPI, ask: Asking) -> None:
+    engine = ask.engine
+    events: dict[int | str, dict[str, Any]] = {
+        200: {"model": forms.Completion, "content": {"text/event-stream": {}}, "description": "Done"}
+    }
+
+    @app.post(
+        "/v1/completions", responses=responses(None, 404, 429, 503) | events, response_model=None, tags=["answers"]
+    )
+    async def completions(request: Request, body: forms.CompletionForm, timeout: Timeout = None) -> Response:
+        """Go on with prompts, where the host writes text."""
+        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        request.state.facts = {"model": _known(engine, body.model), "rows": len(prompts)}
+        if not prompts or not all(prompt.strip() for prompt in prompts):
+            raise Invalid("prompt is empty: give a text, or a list of texts.")
+        if body.max_tokens > engine.limits.new_tokens:
+            raise Invalid(f"max_tokens is {body.max_tokens:,}; this server writes up to {engine.limits.new_tokens:,}.")
+        if body.stream and len(prompts) > 1:
+            raise Invalid("one prompt at a time can be streamed; give one, or leave stream out.")
+        check_text(prompts, "prompt")
+        how = Generation(
+            max_new_tokens=body.max_tokens, sampling=body.temperature, top_p=body.top_p, sampling_seed=body.seed
+        )
+        made = Completing(engine, body, prompts)
+
+        def enter(on_text: Callable[[str], None] | None = None, **more: Any) -> Future[Any]:
+            return engine.enter_completion(body.model, prompts, how, on_text=on_text, **more)
+
+        if not body.stream:
+            return JSONResponse(made.whole(await ask(request, len(prompts), enter, timeout)))
+        pieces: asyncio.Queue[str] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        until = time.monotonic() + min(timeout or engine.limits.deadline, engine.limits.deadline)
+
+        def on_text(piece: str) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        future = await ask.entered(request, 1, partial(enter, on_text), until)
+        return StreamingResponse(made.stream(pieces, future), media_type="text/event-stream")
+
+
+class Completing:
+    """The answers of /v1/completions, whole or in pieces."""
+
+    def __init__(self, engine: Engine, body: forms.CompletionForm, prompts: list[str]) -> None:
+        self.engine, self.body, self.prompts = engine, body, prompts
+        self.facts = {
+            "id": f"cmpl-{secrets.token_hex(8)}", "object": "text_completion", "created": int(time.time()),
+            "model": body.model,
+        }  # fmt: skip
+
+    def _tokens(self, text: str) -> int:
+        with self.engine.cutting:
+            return len(self.engine.shelf.bench.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _choice(self, index: int, text: str, written: int | None) -> dict[str, Any]:
+        reason = None if written is None else "length" if written >= self.body.max_tokens else "stop"
+        return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
+
+    def whole(self, texts: list[str]) -> dict[str, Any]:
+        written, read = list(map(self._tokens, texts)), sum(map(self._tokens, self.prompts))
+        usage = {"prompt_tokens": read, "completion_tokens": sum(written), "total_tokens": read + sum(written)}
+        choices = [self._choice(i, text, count) for i, (text, count) in enumerate(zip(texts, written, strict=True))]
+        return self.facts | {"choices": choices, "usage": usage}
+
+    async def stream(self, pieces: asyncio.Queue[str], future: Future[Any]) -> AsyncIterator[str]:
+        """Server-sent events. A client that goes away closes this, and its text is written no further."""
+        answer = asyncio.ensure_future(asyncio.wrap_future(future))
+        try:
+            while not (answer.done() and pieces.empty()):
+                piece = asyncio.ensure_future(pieces.get())
+                await asyncio.wait({piece, answer}, return_when="FIRST_COMPLETED")
+                if piece.done():
+                    yield _event(self.facts | {"choices": [self._choice(0, piece.result(), None)]})
+                else:
+                    piece.cancel()
+            try:
+                written = self._tokens((await answer)[0])
+                yield _event(self.facts | {"choices": [self._choice(0, "", written)]})
+            except ServeError as error:
+                yield _event({"error": told(error), "error_type": error.error_type})
+            yield "data: [DONE]\n\n"
+        finally:
+            future.cancel()
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 def _add_models(app: FastAPI, engine: Engine) -> None:

@@ -18,20 +18,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as Late
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from inlay.checkpoints.ours import read
+from inlay.checkpoints.ours import read as verified
+from inlay.data.examples import Example
+from inlay.data.task import Task
 from inlay.errors import InlayError
 from inlay.host.plan import Plan
 from inlay.host.verbs import inlays_of
 from inlay.runs.train import Allowed
 from inlay.serve.batcher import Batcher
-from inlay.serve.errors import DeadlineExceeded, Invalid, Overloaded, ServeError, TooLarge, Unavailable
+from inlay.serve.errors import DeadlineExceeded, Gone, Invalid, Overloaded, ServeError, TooLarge, Unavailable
 from inlay.serve.explain import explained
 from inlay.serve.inputs import read_inputs
 from inlay.serve.limits import Limits
@@ -39,13 +42,18 @@ from inlay.serve.pieces import Piece, common_host, piece_at, pieces_of
 from inlay.serve.requests import Request, Row
 from inlay.serve.shelf import Model, Shelf
 from inlay.storage.folders import reading
+from inlay.training.codec import Codec, EncodedSplit
 from inlay.training.evaluate import ask
+from inlay.training.generation import write
+from inlay.training.recipe import Generation
 from inlay.training.threads import use_threads
 from inlay.training.tokens import Tokens
 from inlay.training.workbench import Workbench
 
 T = TypeVar("T")
 LOG = logging.getLogger("inlay.serve")
+Read = Callable[[Model], tuple[Codec, list[Example]]]
+"""How a request is read, once its model is known."""
 BEAT = 0.25
 """Seconds between two signs of life of an idle model thread."""
 
@@ -142,7 +150,7 @@ class Engine:
         self, model: str, inputs: Sequence[Any], *, client: str = "", timeout: float | None = None
     ) -> Future[list[Any]]:
         """The same where the caller holds `room_for` the inputs."""
-        with self._prepared(model, inputs, client, timeout) as request:
+        with self._prepared(model, _inputs(inputs), client, timeout) as request:
             return self._queued(request, len(inputs))
 
     def enter_explain(
@@ -150,7 +158,7 @@ class Engine:
         client: str = "", timeout: float | None = None,
     ) -> Future[dict[str, Any]]:  # fmt: skip
         """`explain` without waiting for it, where the caller holds `room_for` one input."""
-        with self._prepared(model, [given], client, timeout) as request:
+        with self._prepared(model, _inputs([given]), client, timeout) as request:
             served = request.model
             if not served.members:
                 raise Invalid(f"{model!r} is no fusion ({served.method}): it has no members to weigh.")
@@ -158,6 +166,29 @@ class Engine:
                 raise Invalid(f"{model!r} answers in text; only fusions that answer with labels can be looked into.")
             request.off, request.pin, request.looks_inside = tuple(off), dict(pin or {}), True
             return self._queued(request, 1)
+
+    def enter_completion(
+        self, model: str, prompts: Sequence[str], how: Generation, *,
+        on_text: Callable[[str], None] | None = None, client: str = "", timeout: float | None = None,
+    ) -> Future[list[str]]:  # fmt: skip
+        """What a host that writes makes of prompts; `on_text` is given a single one's text piece by piece."""
+
+        def read(served: Model) -> tuple[Codec, list[Example]]:
+            if served.codec.form != "text":
+                raise Invalid(f"{model!r} answers with labels and writes no text; ask /v1/classify.")
+            task = Task(name="completion", kind="text")
+            codec = replace(served.codec, task=task, generation=how, answering="generation")
+            return codec, [Example(((prompt, None),), None, before=prompt) for prompt in prompts]
+
+        with self._prepared(model, read, client, timeout) as request:
+            request.writes, request.on_text = True, on_text
+            return self._queued(request, len(prompts))
+
+    def complete(self, model: str, prompts: Sequence[str], how: Generation | None = None) -> list[str]:
+        """What a host that writes makes of prompts."""
+        with self.room_for(len(prompts)):
+            future = self.enter_completion(model, prompts, how or Generation())
+        return self._wait(future)
 
     @contextmanager
     def room_for(self, rows: int) -> Iterator[None]:
@@ -187,24 +218,22 @@ class Engine:
         )
 
     @contextmanager
-    def _prepared(self, model: str, inputs: Sequence[Any], client: str, timeout: float | None) -> Iterator[Request]:
+    def _prepared(self, model: str, read: Read, client: str, timeout: float | None) -> Iterator[Request]:
         """Checked inputs, cut into tokens, for a model that stays until it has answered; let go after an error."""
-        if not inputs:
-            raise Invalid("inputs is empty: give at least one.")
         deadline = time.monotonic() + min(timeout or self.limits.deadline, self.limits.deadline)
         served = self.shelf.claim(model)
         try:
-            examples = read_inputs(served.codec.task, inputs, prompted=served.codec.form == "text")
-            yield Request(served, self._cut(served, examples, deadline), client, deadline)
+            codec, examples = read(served)
+            yield Request(served, codec, self._cut(codec, examples, deadline), client, deadline)
         except BaseException:
             self.shelf.release(served)
             raise
 
-    def _cut(self, model: Model, examples: Sequence[Any], deadline: float) -> Any:
+    def _cut(self, codec: Codec, examples: Sequence[Example], deadline: float) -> EncodedSplit:
         if not self.cutting.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise DeadlineExceeded("the inputs could not be read before the deadline.")
         try:
-            return model.codec.encode(examples, labelled=False, cache=False)
+            return codec.encode(examples, labelled=False, cache=False)
         finally:
             self.cutting.release()
 
@@ -261,7 +290,7 @@ class Engine:
         """Load what was found on disk."""
         for folder in (*piece.members, *(() if piece.inlay is None else (piece.inlay,))):
             with reading(folder) as there:
-                read(there)  # here, so that a damaged file costs the model thread nothing
+                verified(there)  # here, so that a damaged file costs the model thread nothing
         self.between_batches(lambda: self.shelf.put(piece))
         return piece.name
 
@@ -278,7 +307,7 @@ class Engine:
             if mark in ((), model.piece_mark):
                 continue
             try:
-                self.load(model.piece.folder, model.name)
+                self.put(model.piece.again())
                 done.append(model.name)
             except (InlayError, OSError) as error:
                 model.piece_mark = mark  # tried; it is tried again when it changes again
@@ -360,11 +389,13 @@ class Engine:
         try:
             with torch.inference_mode():
                 self._forward(batch)
-        except BaseException as error:
-            LOG.exception("a batch failed", extra={"rows": len(batch)})
-            failure = error if isinstance(error, ServeError) else ServeError("the host failed on this batch.")
+        except ServeError as error:  # what was asked has no meaning
             for row in batch:
-                row.request.fail(failure)
+                row.request.fail(error)
+        except BaseException:
+            LOG.exception("a batch failed", extra={"rows": len(batch)})
+            for row in batch:
+                row.request.fail(ServeError("the host failed on this batch."))
         seconds = time.perf_counter() - begun
         self.speed += 0.2 * (len(batch) / max(seconds, 1e-6) - self.speed)
         self.observer.batch(batch, seconds)
@@ -374,6 +405,8 @@ class Engine:
         if request.looks_inside:
             done = explained(self.shelf, request)
             request.finish(done)
+        elif request.writes:
+            self._complete(request)
         elif request.model.codec.form == "text":
             self._write(batch)
         else:
@@ -409,16 +442,44 @@ class Engine:
         with self.cutting:
             split = model.codec.encode(asked, labelled=False, cache=False)
         inlays_of(host).switch(host, model.plan)
-        with self.cutting:
+        with self.cutting if model.codec.answering == "ranking" else nullcontext():  # ranking cuts the labels
             answers = ask(host, model.codec, split)
         for row, answer in zip(batch, answers, strict=True):
             row.request.written[row.at] = answer
             self._done(row.request)
 
+    def _complete(self, request: Request) -> None:
+        """Go on with prompts, and stop where nobody reads any more."""
+
+        def on_text(piece: str) -> None:
+            self.beat = time.monotonic()
+            if not request.wanted:
+                raise Gone("nobody waits for this text any more.")
+            if request.on_text is not None:
+                request.on_text(piece)
+
+        inlays_of(self.shelf.host).switch(self.shelf.host, request.model.plan)
+        single = len(request.split.examples) == 1 and request.codec.generation.beams == 1
+        try:
+            request.finish(write(self.shelf.host, request.codec, request.split, on_text=on_text if single else None))
+        except Gone:
+            return
+
     def _done(self, request: Request) -> None:
         request.left -= 1
         if request.left == 0 and not request.future.done():
             request.finish(request.said(request.answers()))
+
+
+def _inputs(inputs: Sequence[Any]) -> Read:
+    """How the inputs of /v1/classify are read."""
+    if not inputs:
+        raise Invalid("inputs is empty: give at least one.")
+
+    def read(served: Model) -> tuple[Codec, list[Example]]:
+        return served.codec, read_inputs(served.codec.task, inputs, prompted=served.codec.form == "text")
+
+    return read
 
 
 def _run_job(work: Callable[[], Any], future: Future[Any]) -> None:

@@ -68,6 +68,25 @@ class PredictForm(Form):
     """Long inputs are always cut, as in training."""
 
 
+class CompletionForm(Form):
+    """POST /v1/completions, in OpenAI's shape."""
+
+    model: Name
+    """A model whose host writes, or the host itself."""
+    prompt: str | list[str]
+    """What to go on from."""
+    max_tokens: int = Field(default=16, ge=1)
+    """The most tokens of a text."""
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    """0 takes the likeliest words; above that words are drawn by chance."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sampling: only from the likeliest words that together have this probability."""
+    seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)
+    """Sampling: the same seed gives the same text."""
+    stream: bool = False
+    """Send the text of a single prompt piece by piece, as server-sent events."""
+
+
 class LoadForm(Form):
     """PUT /v1/inlays/{name}"""
 
@@ -145,6 +164,7 @@ class ModelFacts(BaseModel):
     pair: bool
     max_length: int
     columns: list[str]
+    reads: dict[str, str | None]
 
 
 class ModelEntry(BaseModel):
@@ -164,6 +184,34 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelEntry]
+
+
+class Choice(BaseModel):
+    """One text."""
+
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"] | None
+    logprobs: None = None
+
+
+class Usage(BaseModel):
+    """Tokens that were read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Completion(BaseModel):
+    """One text per prompt."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
 
 
 class Deleted(BaseModel):

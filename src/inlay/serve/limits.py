@@ -21,6 +21,8 @@ class Limits(Config):
     """Tokens of one forward, padding included. A single row may be longer."""
     wait: float = Field(default=0.002, ge=0, le=1)
     """Seconds that a row waits for others while the host is free."""
+    new_tokens: int = Field(default=1024, ge=1)
+    """Tokens that a completion may ask for."""
     deadline: float = Field(default=30.0, gt=0)
     """Seconds until a request is given up with 504; a request may ask for less."""
     body: int = Field(default=1 << 20, ge=1024)

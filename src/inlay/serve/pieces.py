@@ -6,9 +6,10 @@ NAME=PATH           the same under another name
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from inlay.checkpoints.manifest import MANIFEST, read_manifest
 from inlay.data.task import Task
 from inlay.errors import CheckpointError, InlayError, NamingError
 from inlay.host.verbs import NAME
-from inlay.runs.folder import RECORD, Run, find_runs
+from inlay.runs.folder import RECORD, Run, TaskRun, find_runs, run_at
 from inlay.runs.use import finished_record, generation_of, task_of
+from inlay.studies.cells import STUDY
+from inlay.studies.plan import view_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,13 @@ class Piece:
     """The run's settings."""
     needs: tuple[str, ...] = ()
     """The members that a fusion names."""
+    joint: str | None = None
+    """Which task of a joint run it is."""
+
+    def again(self) -> Piece:
+        """What lies there now."""
+        run = run_at(self.folder if self.joint is None else f"{self.folder}:{self.joint}")
+        return replace(_inlay(self.folder) if run is None else _run(run), name=self.name)
 
     @property
     def mark(self) -> tuple[Any, ...]:
@@ -59,10 +69,9 @@ def pieces_of(paths: Sequence[str]) -> list[Piece]:
     found: list[Piece] = []
     problems: list[str] = []
     for given in paths:
-        name, folder = _named(given)
+        name, path = _named(given)
         try:
-            folders = [folder] if name is not None or _is_one(folder) else _inside(folder)
-            found += [piece_at(each, name) for each in folders]
+            found += [_renamed(piece, name, several) for several, piece in _at(path)]
         except InlayError as error:
             problems.append(str(error))
     twice = [name for name, times in Counter(piece.name for piece in found).items() if times > 1]
@@ -74,33 +83,15 @@ def pieces_of(paths: Sequence[str]) -> list[Piece]:
     return sorted(found, key=lambda piece: bool(piece.needs and not piece.members))  # such fusions need others first
 
 
-def _named(given: str) -> tuple[str | None, Path]:
+def _named(given: str) -> tuple[str | None, str]:
     name, equals, path = given.partition("=")
-    if not equals or Path(given).exists():
-        return None, Path(given)
-    return name, Path(path)
+    return (None, given) if not equals or Path(given).exists() else (name, path)
 
 
-def _is_one(folder: Path) -> bool:
-    return (folder / RECORD).is_file() or not folder.is_dir() or (folder / MANIFEST).is_file()
-
-
-def _inside(folder: Path) -> list[Path]:
-    """The finished runs of a folder, and the inlays directly in it."""
-    runs = [run.folder for run in find_runs(folder) if run.record().get("status") == "finished"]
-    inlays = [file.parent for file in sorted(folder.glob(f"*/{MANIFEST}")) if not file.parent.name.startswith(".")]
-    if not runs and not inlays:
-        raise CheckpointError(
-            f"{folder} holds no finished run and no inlay. Give folders that `inlay train` or `inlay fuse` wrote."
-        )
-    return [*runs, *inlays]
-
-
-def piece_at(folder: Path, name: str | None = None) -> Piece:
-    """The run or inlay of one folder."""
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder. Give a run, or an inlay.")
-    piece = _run(Run(folder), name) if (folder / RECORD).is_file() else _inlay(folder, name)
+def _renamed(piece: Piece, name: str | None, several: bool) -> Piece:
+    """The same under the name that was given, in front of its own where that stands for several."""
+    if name is not None:
+        piece = replace(piece, name=f"{name}-{piece.name}" if several else name)
     if not NAME.fullmatch(piece.name):
         raise NamingError(
             f"{piece.name!r} cannot be a model's name: use 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or "
@@ -109,23 +100,72 @@ def piece_at(folder: Path, name: str | None = None) -> Piece:
     return piece
 
 
-def _run(run: Run, name: str | None) -> Piece:
+def _at(path: str) -> list[tuple[bool, Piece]]:
+    """What a path stands for, and whether it may be several."""
+    run, folder = run_at(path), Path(path)
+    if run is not None:
+        return [(bool(run.tasks()), _run(each)) for each in _each(run)]
+    if (folder / MANIFEST).is_file() or not folder.is_dir():
+        return [(False, piece_at(folder))]
+    if (folder / STUDY).is_file():
+        return [(True, piece) for piece in _best_cells(folder)]
+    runs = [run for run in find_runs(folder) if run.record().get("status") == "finished"]
+    found = [_run(each) for run in runs for each in _each(run)]
+    inlays = [file.parent for file in sorted(folder.glob(f"*/{MANIFEST}")) if not file.parent.name.startswith(".")]
+    found += [piece_at(each) for each in inlays]
+    if not found:
+        raise CheckpointError(
+            f"{folder} holds no finished run and no inlay. Give folders that `inlay train` or `inlay fuse` wrote."
+        )
+    return [(True, piece) for piece in found]
+
+
+def _each(run: Run) -> list[Run]:
+    """The tasks of a joint run, or the run itself."""
+    return [*run.tasks()] or [run]
+
+
+def _best_cells(folder: Path) -> list[Piece]:
+    """Of each task of a study the cell that its validation rows like best, among those whose inlay is there."""
+    view = view_of(folder)
+    best: dict[tuple[str, str], tuple[float, str]] = {}
+    for slot, cell in view.filled.items():
+        if view.folder.has_weights(cell.name):
+            value = view.results[cell.name]["selected"]
+            mine = (-math.inf if value is None else value, cell.name)
+            best[slot.host, slot.task] = max(best.get((slot.host, slot.task), mine), mine)
+    if not best:
+        raise CheckpointError(f"{folder} is a study without a finished cell whose inlay is there.")
+    several = len({host for host, _ in best}) > 1
+    names = {key: f"{key[1]}-{key[0]}" if several else key[1] for key in best}
+    return [replace(_run(Run(view.folder.cell(cell))), name=names[key]) for key, (_, cell) in best.items()]
+
+
+def piece_at(folder: Path, name: str | None = None) -> Piece:
+    """The run or inlay of one folder, under its own or another name."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder. Give a run, or an inlay.")
+    run = run_at(folder)
+    return _renamed(_inlay(folder) if run is None else _run(run.of_one_task()), name, False)
+
+
+def _run(run: Run) -> Piece:
     record = finished_record(run)
     own = run.host.is_dir()
     inlay = run.inlay if record["name"] else None
+    name = run.task if isinstance(run, TaskRun) else run.folder.resolve().name
     return Piece(
-        name or run.folder.resolve().name, run.folder, Task(**record["task"]), record["max_length"],
+        name, run.folder, Task(**record["task"]), record["max_length"],
         str(run.host) if own else record["host"], inlay, tuple(run.member_folders()), own, run.config(),
-        () if inlay is None else tuple(read_manifest(inlay).members),
+        () if inlay is None else tuple(read_manifest(inlay).members), run.task if isinstance(run, TaskRun) else None,
     )  # fmt: skip
 
 
-def _inlay(folder: Path, name: str | None) -> Piece:
+def _inlay(folder: Path) -> Piece:
     manifest = read_manifest(folder)
     task, max_length = task_of(manifest)
-    host = manifest.host["name"] or None
     return Piece(
-        name or manifest.name, folder, task, max_length, host, folder,
+        manifest.name, folder, task, max_length, manifest.host["name"] or None, folder,
         config=generation_of(manifest), needs=tuple(manifest.members),
     )  # fmt: skip
 
@@ -134,10 +174,10 @@ def common_host(pieces: Iterable[Piece], given: str | None) -> str:
     """The one host that all pieces are for: the one given, or the one that they name."""
     pieces = list(pieces)
     whole = [piece for piece in pieces if piece.own_host]
-    if whole and len({piece.host for piece in pieces}) > 1:
+    if whole and len({Path(str(piece.host)).resolve() for piece in pieces}) > 1:
         raise CheckpointError(
             f"{', '.join(piece.name for piece in whole)} changed the whole host, so nothing else fits on it. "
-            f"Serve it by itself."
+            f"Serve what was trained on the same host together."
         )
     if whole:
         return str(whole[0].host)

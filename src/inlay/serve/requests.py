@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,8 +16,9 @@ from inlay.host.plan import Plan
 from inlay.serve.answers import as_json
 from inlay.serve.errors import DeadlineExceeded
 from inlay.serve.shelf import Model
-from inlay.training.codec import Answer, EncodedSplit
+from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import by_choice
+from inlay.training.generation import asked
 
 
 @dataclass(eq=False)
@@ -25,6 +26,8 @@ class Request:
     """Some inputs for one model."""
 
     model: Model
+    codec: Codec
+    """The model's own, or one that writes as the request says."""
     split: EncodedSplit
     client: str
     deadline: float
@@ -32,6 +35,10 @@ class Request:
     off: tuple[str, ...] = ()
     pin: dict[str, float] = field(default_factory=dict)
     looks_inside: bool = False
+    writes: bool = False
+    """Whether prompts are to be gone on with."""
+    on_text: Callable[[str], None] | None = None
+    """Is given each piece of a text as it is written."""
     future: Future[Any] = field(default_factory=Future)
     arrived: float = field(default_factory=time.monotonic)
     found: list[Tensor | None] = field(default_factory=list)
@@ -53,11 +60,11 @@ class Request:
 
     def rows(self) -> list[Row]:
         """What the host has to read; nothing has run yet."""
-        inputs = self.split.features.inputs
-        group = ("looks inside", id(self)) if self.looks_inside else self.model.group
-        self.found = [None] * len(inputs.lengths)
+        lengths = asked(self.split).inputs.lengths.tolist()
+        group = ("by itself", id(self)) if self.looks_inside or self.writes else self.model.group
+        self.found = [None] * len(lengths)
         self.left = len(self.found)
-        return [Row(self, i, length, group) for i, length in enumerate(inputs.lengths.tolist())]
+        return [Row(self, i, length, group) for i, length in enumerate(lengths)]
 
     def finish(self, result: Any) -> None:
         with suppress(InvalidStateError):  # nobody waits for it any more
@@ -69,7 +76,7 @@ class Request:
 
     def answers(self) -> list[Answer]:
         """The logits of all rows, as answers."""
-        codec, features = self.model.codec, self.split.features
+        codec, features = self.codec, self.split.features
         if self.written:
             return [self.written[i] for i in range(len(self.split.examples))]
         found = [logits for logits in self.found if logits is not None]
@@ -81,7 +88,7 @@ class Request:
 
     def said(self, answers: Sequence[Answer]) -> list[Any]:
         """Answers as JSON."""
-        task = self.model.codec.task
+        task = self.codec.task
         return [as_json(task, *pair) for pair in zip(self.split.examples, answers, strict=True)]
 
 

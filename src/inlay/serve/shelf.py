@@ -17,6 +17,7 @@ from typing import Any
 
 from inlay.checkpoints.load import load
 from inlay.checkpoints.manifest import read_manifest
+from inlay.data.task import Task
 from inlay.errors import InlayError, nearest
 from inlay.host.joined import Joiner
 from inlay.host.plan import Plan
@@ -75,6 +76,7 @@ class Model:
             "task": task.name, "kind": task.kind, "labels": list(task.labels), "method": self.method,
             "members": list(self.members), "pair": task.pair is not None, "max_length": self.codec.max_length,
             "columns": task.columns(labelled=False),
+            "reads": {"text": task.text, "pair": task.pair, "choices": task.choices},
         }  # fmt: skip
 
 
@@ -84,6 +86,7 @@ class Shelf:
     def __init__(self, bench: Workbench, host_name: str, allowed: Allowed, most: int) -> None:
         self.bench, self.allowed, self.most = bench, allowed, most
         self.host = bare(bench.host.eval())
+        self.host_path = host_name
         self.host_name = Path(host_name).name if Path(host_name).is_dir() else host_name
         with registering(self.host) as inlays:
             self.joiner = Joiner(inlays.anatomy)
@@ -95,14 +98,24 @@ class Shelf:
         self.shared: dict[str, str] = {}
         """Digest of a member's manifest → its name on the host."""
         self.numbers = count(1)
+        self.bare = self._bare() if bench.form == "text" else None
+        """The host by itself, where it writes."""
         self.lock = threading.Lock()
         """Held while a model is found and claimed, published, or seen to have no claims."""
 
     def __getitem__(self, name: str) -> Model:
+        if self.bare is not None and name == self.host_name:
+            return self.models.get(name, self.bare)
         try:
             return self.models[name]
         except KeyError:
             raise NotFound(f"no model {name[:80]!r}.{nearest(name[:80], self.models)}") from None
+
+    def _bare(self) -> Model:
+        bench = self.bench.for_task(Task(name=self.host_name, kind="text"))
+        piece = Piece(self.host_name, Path(), bench.task, 1 << 30, self.host_name, None)
+        plan = inlays_of(self.host).resolve(self.host, None)
+        return Model(self.host_name, piece, None, plan, bench.codec(1 << 30), ("alone", 0))
 
     def claim(self, name: str) -> Model:
         """A model that stays on the host until it is released."""
@@ -121,7 +134,7 @@ class Shelf:
         """Load a model and publish it under its name, whole or not at all; one of that name retires."""
         if piece.name not in self.models and len(self.models) >= self.most:
             raise TooLarge(f"{self.most} models are loaded, which is the limit. Delete one first.")
-        if piece.own_host and self.models:
+        if piece.own_host and Path(str(piece.host)).resolve() != Path(self.host_path).resolve():
             raise Invalid(f"{piece.name!r} changed the whole host, so it cannot join the others on this one.")
         model = self._made(piece)
         with self.lock:

@@ -307,7 +307,7 @@ def _way(study: Study, name: str) -> list[str]:
             found.append(f"{where} does not use {spelt}; kind {kind} does.")
     if way.kind == "routing" and way.routing is None:
         found.append(f"{where} needs routing: merged, random, first or ensemble.")
-    if way.kind == "routing" and way.of and not _is_mixture(study.ways[way.of]):
+    if way.kind == "routing" and way.of and not _is_mixture(study, study.ways[way.of]):
         found.append(f"{where}: of is {way.of!r}, which trains no mixture.")
     found += [
         f"{where}: the grid's {key} has nothing to choose from." for key, values in way.grid.items() if not values
@@ -318,7 +318,7 @@ def _way(study: Study, name: str) -> list[str]:
         found.append(f"{where} does not train the host, so it has no use for {', '.join(sorted(unused))}.")
     if found:
         return found
-    problems: dict[str, None] = {}
+    problems: dict[str, list[str]] = {}
     tried: set[Any] = set()
     for slot in slots_of(study, name):
         if (alike := (slot.task, slot.rows)) in tried:  # seeds and hosts change nothing here
@@ -329,9 +329,17 @@ def _way(study: Study, name: str) -> list[str]:
                 draft.check()
         except InlayError as error:
             told = str(error).replace("Settings has", "there is").replace("Settings.", "")
-            problems |= dict.fromkeys(f"{where}, task {slot.task}: {line}" for line in told.split("\n"))
-    return list(problems)
+            for line in told.split("\n"):
+                problems.setdefault(line, []).append(slot.task)
+    every = set(study.tasks_of(way.tasks))
+    return [f"{where}{_those(tasks, every)}: {line}" for line, tasks in problems.items()]
 
 
-def _is_mixture(way: Way) -> bool:
-    return way.settings.get("method") == "mixture" or str(way.settings.get("recipe", "")).startswith("adamix")
+def _those(tasks: Sequence[str], every: set[str]) -> str:
+    """Which tasks a mistake is about, where it is not all of them."""
+    return "" if set(tasks) == every else f", task {', '.join(dict.fromkeys(tasks))}"
+
+
+def _is_mixture(study: Study, way: Way) -> bool:
+    said = study.settings | way.settings
+    return said.get("method", "mixture" if str(said.get("recipe", "")).startswith("adamix") else None) == "mixture"

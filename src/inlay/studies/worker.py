@@ -107,18 +107,20 @@ def _train(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
         if record:
             write_whole(run.folder / "resumed", "")  # its seconds are not those of the whole run
         record = run.record()
-    return _of_record(record, settings, run.folder) | {"history": _history(run.history(), record)}
+    return _of_record(record, settings, run.folder) | _over_time(run.history(), record, settings)
 
 
 def _finishing(folder: Path) -> Callable[..., None]:
     """Keeps what only the run itself knows: its answers, their loss, and a fusion's attention."""
     from inlay.studies.answers import judged_facts
+    from inlay.studies.efficiency import step_costs
     from inlay.training.evaluate import attention_on
 
     def keep(job: Any, judged: Any, answers: Any) -> None:
         check_apart(job.prepared)
         facts = judged_facts(job.prepared.task, judged.examples, [answer.prediction for answer in answers])
         facts["loss"] = _loss(judged.examples, answers)
+        facts["costs"] = step_costs(job)
         if job.settings.mode == "fusion":
             some = job.codec.encode(job.prepared.validation[:ATTENTION_ROWS])
             seen = attention_on(job.host, job.name, some)
@@ -143,7 +145,6 @@ def _of_record(record: dict[str, Any], settings: Any, folder: Path) -> Result:
         "judged": record["judged"],
         "scores": record["scores"],
         "validation": record["validation"],
-        "selected": settings.selected({key: _number(value) for key, value in record["validation"].items()})[1],
         "trained_parameters": record["trained_parameters"],
         "host_parameters": record["host_parameters"],
         "stored_bytes": stored or (weights.stat().st_size if weights.is_file() else 0),
@@ -158,10 +159,19 @@ def _of_record(record: dict[str, Any], settings: Any, folder: Path) -> Result:
     }
 
 
-def _history(entries: list[dict[str, Any]], record: dict[str, Any]) -> list[list[float | None]]:
-    """[step, training loss, main validation metric] of every evaluation."""
-    main = f"validation_{next(iter(record['validation']))}"
-    return [[entry["step"], _short(entry.get("loss")), _short(entry.get(main))] for entry in entries]
+def _over_time(entries: list[dict[str, Any]], record: dict[str, Any], settings: Any) -> Result:
+    """[step, training loss, main validation metric] of every evaluation, and what a grid is chosen by.
+
+    Where no metric decides, it is the lowest loss of the validation rows.
+    """
+    validation = {key: _number(value) for key, value in record["validation"].items()}
+    selected = settings.selected(validation)[1]
+    losses = [entry["validation_loss"] for entry in entries if entry.get("validation_loss") is not None]
+    if math.isnan(selected) and losses:
+        selected = -min(losses)
+    main = f"validation_{next(iter(validation))}"
+    history = [[entry["step"], _short(entry.get("loss")), _short(entry.get(main))] for entry in entries]
+    return {"history": history, "selected": selected}
 
 
 def _short(value: float | None) -> float | None:

@@ -146,7 +146,7 @@ class Codec:
         if self.decoder:
             prompts = [self._prompt(example) for example in examples]
             wanted = [self._answer(example) for example in examples] if labelled else None
-            return EncodedSplit(examples, self._joined(prompts, wanted))
+            return EncodedSplit(examples, self._joined(prompts, wanted, cache))
         if self.form == "text":
             asked = [Example(((self._question(example), None),), None) for example in examples]
             targets = [self._answer(example) for example in examples] if labelled else None
@@ -166,12 +166,12 @@ class Codec:
             targets = [cast(Target, example.target) for example in examples]
         return features(examples, self.tokenizer, self.max_length, targets, cache)
 
-    def _joined(self, prompts: Sequence[str], answers: Sequence[str] | None) -> Features:
+    def _joined(self, prompts: Sequence[str], answers: Sequence[str] | None, cache: bool) -> Features:
         """Prompts with their answers; the spaces before an answer belong to its first word, as its tokenizer has it."""
         ends = [prompt.rstrip(" ") for prompt in prompts]
         if answers is not None:
             answers = [p[len(e) :] + answer for p, e, answer in zip(prompts, ends, answers, strict=True)]
-        return joined_features(ends, answers, self.tokenizer, self.max_length, packed=self.packing)
+        return joined_features(ends, answers, self.tokenizer, self.max_length, packed=self.packing, cache=cache)
 
     def _token(self, name: str) -> str | None:
         """The tokenizer's token that a template names."""

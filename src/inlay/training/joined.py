@@ -124,12 +124,11 @@ def block_causal(owner: Tensor) -> Tensor:
 
 def joined_features(
     prompts: Sequence[str], answers: Sequence[str] | None, tokenizer: PreTrainedTokenizerBase, max_length: int,
-    *, packed: bool = False,
+    *, packed: bool = False, cache: bool = True,
 ) -> JoinedFeatures:  # fmt: skip
     """Tokenise prompts and answers; an answer ends with the tokenizer's end of text. A row is cut at `max_length`."""
-    key = cache_key(
-        tokenizer, list(prompts), answers or [None] * len(prompts), f"joined {max_length} {tokenizer.eos_token_id}"
-    )
+    how = f"joined {max_length} {tokenizer.eos_token_id}"
+    key = cache_key(tokenizer, list(prompts), answers or [None] * len(prompts), how) if cache else None
     made, cached = cached_tensors(key, lambda: _cut(prompts, answers, tokenizer, max_length))
     lengths = made.pop("prompts")
     _check_room(prompts, made["starts"].diff(), lengths, made.pop("wanted"), max_length, answers is not None)

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,37 +29,53 @@ SPARE = 500.0
 """Megabytes that are left to everything else."""
 
 
-@dataclass
 class _Process:
     """A worker, and the cell that it runs."""
 
-    popen: subprocess.Popen[str]
-    events: queue.Queue[Ended | Moved]
-    cell: str | None = None
-    megabytes: float = 0.0
-    began: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        threading.Thread(target=self._read, daemon=True).start()
+    def __init__(self, popen: subprocess.Popen[str], events: queue.Queue[Ended | Moved]) -> None:
+        self.popen, self.events = popen, events
+        self.cell: str | None = None
+        self.megabytes = 0.0
+        self.dead = False
+        self.lock = threading.Lock()
+        """Between the runner, who gives it a cell, and the thread that sees it die."""
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def send(self, cell: str, description: Mapping[str, Any], megabytes: float) -> None:
-        self.cell, self.megabytes = cell, megabytes
-        try:
+        with self.lock:
+            self.cell, self.megabytes = cell, megabytes
+            if self.dead:
+                self._tell_death()
+        with suppress(OSError):  # it dies just now: its reader tells
             assert self.popen.stdin is not None
             self.popen.stdin.write(json.dumps(dict(description)) + "\n")
             self.popen.stdin.flush()
-        except OSError:
-            pass  # it died before: its reader tells
 
     def _read(self) -> None:
         assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            kind, *words = json.loads(line)
-            self.events.put(Ended(*words) if kind == "ended" else Moved(*words))
-        code = self.popen.wait()
-        if self.cell is not None:
-            why = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with code {code}"
-            self.events.put(Ended(self.cell, "failed", f"the process that ran it {why}", died=True))
+        with self.popen.stdout as stdout:
+            for line in stdout:
+                with suppress(ValueError):  # a process that was killed may leave half a line
+                    kind, *words = json.loads(line)
+                    self.events.put(Ended(*words) if kind == "ended" else Moved(*words))
+        self.popen.wait()
+        with self.lock:
+            self.dead = True
+            if self.cell is not None:
+                self._tell_death()
+
+    def _tell_death(self) -> None:
+        assert self.cell is not None
+        code = self.popen.returncode
+        why = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with code {code}"
+        self.events.put(Ended(self.cell, "failed", f"the process that ran it {why}", died=True))
+
+    def close(self) -> None:
+        """Nothing more comes: a worker saves its cell and leaves."""
+        with suppress(OSError):
+            assert self.popen.stdin is not None
+            self.popen.stdin.close()
 
 
 class Processes:
@@ -80,9 +95,11 @@ class Processes:
         return not busy or (len(busy) < self.count and used + megabytes + SPARE <= self.free_megabytes)
 
     def start(self, cell: str, description: Mapping[str, Any], megabytes: float) -> None:
-        idle = [worker for worker in self.workers if worker.cell is None and worker.popen.poll() is None]
+        for worker in [worker for worker in self.workers if worker.dead]:
+            worker.close()
+            self.workers.remove(worker)
+        idle = [worker for worker in self.workers if worker.cell is None]
         if not idle:
-            self.workers = [worker for worker in self.workers if worker.popen.poll() is None]
             idle = [_Process(self._started(), self.events)]
             self.workers += idle
         idle[0].send(cell, description, megabytes)
@@ -120,16 +137,13 @@ class Processes:
 
     def stop(self) -> None:
         for worker in self.workers:
-            if worker.popen.stdin is not None:
-                with suppress(OSError):
-                    worker.popen.stdin.close()
+            worker.close()
         until = time.monotonic() + PATIENCE
         for worker in self.workers:
-            try:
-                worker.popen.wait(max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            worker.reader.join(max(0.1, until - time.monotonic()))
+            if not worker.dead:
                 worker.popen.kill()
-                worker.popen.wait()
+                worker.reader.join()
         self.workers = []
 
 

@@ -90,7 +90,7 @@ def _begin(ray: Any, address: str | None, count: int | None) -> None:
     """Join a cluster, or start one on this machine."""
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     if address is None:
-        ray.init(num_cpus=count, **quiet)
+        ray.init(address="local", num_cpus=count, **quiet)  # not one that happens to run here
         return
     _check_answers(address)
     try:

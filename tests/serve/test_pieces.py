@@ -1,0 +1,143 @@
+"""What can be served: runs, fusions with their members, joint runs, studies, folders of them; and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from inlay.data.rows import Table
+from inlay.errors import InlayError
+from inlay.runs.joint import train_jointly
+from inlay.runs.joint_settings import JointSettings
+from inlay.runs.use import open_for_use
+from inlay.serve import Engine
+from inlay.serve.pieces import pieces_of
+from inlay.studies.cells import StudyFolder
+from tests.serve.test_engine import near
+from tests.studies.tiny import place, run_here, study_in
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """A small study, in whose cells single runs and fusions are; and two joint runs."""
+    folder = place(tmp_path_factory.mktemp("pieces"))
+    ways = {
+        "source": {"tasks": "sources", "rows": ["all"], "options": {"size": 4}},
+        "fused": {"kind": "fusion", "members": [{"way": "source", "tasks": "sources"}]},
+    }
+    run_here(
+        study_in(
+            folder, ways=ways, seeds=[0], rows=[32], groups={"sources": ["a", "b"], "targets": ["c"]}, against=None
+        ),
+        folder / "study",
+    )
+    tasks = {
+        name: {
+            "train_file": str(folder / "data" / name / "train.jsonl"),
+            "validation_file": str(folder / "data" / name / "test.jsonl"),
+        }
+        for name in "ab"
+    }
+    common = {
+        "host": str(folder / "bert"),
+        "tasks": tasks,
+        "epochs": 1,
+        "batch_size": 16,
+        "lr": 0.02,
+        "method": "pfeiffer",
+        "options": {"size": 4},
+    }
+    for mode in ("inlay", "mt-a"):
+        train_jointly(JointSettings(**common, mode=mode, out=folder / f"joint-{mode}"))
+    return folder
+
+
+def predicted(path, texts):
+    opened = open_for_use(path)
+    return [row["probabilities"] for row in opened.predict(Table([{"text": text} for text in texts], "rows"))]
+
+
+def said(engine, name, texts):
+    return [{entry["label"]: entry["score"] for entry in answer} for answer in engine.classify(name, texts)]
+
+
+def ordered(shares):
+    return [dict(sorted(each.items())) for each in shares]
+
+
+def test_a_studys_best_cells_answer_as_predict_does(there):
+    with Engine.open([there / "study"]) as engine:
+        assert set(engine.models) == {"a", "b", "c"}
+        fused = engine.models["c"]
+        assert fused.method == "fusion"
+        assert len(fused.members) == 2
+        for name, model in engine.models.items():
+            assert near(
+                ordered(said(engine, name, ["good w1", "bad w2"])),
+                ordered(predicted(model.piece.folder, ["good w1", "bad w2"])),
+            )
+        assert len(list(engine.shelf.host.inlays)) == 5, "three models and the fusion's two members"
+        engine.unload("c")
+        assert len(list(engine.shelf.host.inlays)) == 2
+
+
+@pytest.mark.parametrize("mode", ["inlay", "mt-a"])
+def test_a_joint_run_answers_as_predict_does(there, mode):
+    path = there / f"joint-{mode}"
+    with Engine.open([path]) as engine:
+        assert set(engine.models) == {"a", "b"}
+        for name in "ab":
+            assert near(ordered(said(engine, name, ["good w1"])), ordered(predicted(f"{path}:{name}", ["good w1"])))
+    with Engine.open([f"mine={path}:a"]) as engine:
+        assert set(engine.models) == {"mine"}
+        assert engine.refresh() == []
+
+
+def test_a_fusion_run_brings_its_members(there):
+    """Served beside other runs that have the same members."""
+    view = StudyFolder(there / "study")
+    cells = [view.cell(name.name) for name in sorted((there / "study" / "cells").iterdir())]
+    fused = next(cell for cell in cells if (cell / "members").is_dir())
+    plain = [cell for cell in cells if cell != fused and (cell / "inlay").is_dir()]
+    with Engine.open([f"f={fused}", f"g={fused}", f"p={plain[0]}"]) as engine:
+        assert near(engine.classify("f", ["good"]), engine.classify("g", ["good"]))
+        inside = engine.explain("f", "good")
+        assert len(inside["members"]) == 2
+        engine.unload("f")
+        assert near(engine.classify("g", ["good"]), [inside["answer"]])
+        engine.unload("g")
+        engine.unload("p")
+        assert list(engine.shelf.host.inlays) == []
+
+
+def test_everything_that_is_wrong_is_told_at_once(there, shop):
+    with pytest.raises(InlayError) as told:
+        pieces_of(
+            [
+                str(there / "nothing"),
+                str(there / "data"),
+                f"a={shop / 'inlays' / 'b'}",
+                f"{shop / 'inlays' / 'a'}",
+                f"b a d={shop / 'inlays' / 'b'}",
+            ]
+        )
+    text = str(told.value)
+    for says in ("is not a folder", "holds no finished run", "both called 'a'", "cannot be a model's name"):
+        assert says in text
+
+
+def test_one_server_has_one_host(there):
+    with pytest.raises(InlayError, match="changed the whole host"):
+        Engine.open([f"j={there / 'joint-mt-a'}", there / "study"])
+
+
+def test_an_unfinished_run_is_refused(there, tmp_path):
+    import shutil
+
+    shutil.copytree(there / "joint-inlay", tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    record["status"] = "interrupted"
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    with pytest.raises(InlayError):
+        pieces_of([str(tmp_path / "run")])

@@ -1,0 +1,160 @@
+"""Hosts that write: T5 answers tasks in text, decoders go on with prompts, whole or piece by piece."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers as hf
+from starlette.testclient import TestClient
+
+import inlay
+from inlay.data.rows import Table
+from inlay.data.task import Task
+from inlay.runs.use import open_for_use
+from inlay.serve import Engine, Limits, build_app
+from inlay.training.workbench import Workbench
+from tests.hosts import shake
+from tests.training.small import save_decoder, save_t5
+
+
+def shelf_of(folder: Path, host: Path, tasks: dict[str, Task]) -> Path:
+    bench = Workbench.open(str(host), next(iter(tasks.values())))
+    for number, (name, task) in enumerate(tasks.items()):
+        inlay.add(bench.host, name, inlay.Pfeiffer(size=4))
+        shake(bench.host, name, number, std=0.5)
+        facts = {"task": task.model_dump(mode="json"), "max_length": 32}
+        inlay.save(bench.host, name, folder / name, task=task.name, data=facts)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("t5")
+    tasks = {"own": Task(labels=("positive", "negative")), "free": Task(name="free", kind="text")}
+    shelf_of(folder / "inlays", save_t5(folder / "host"), tasks)
+    with Engine.open([folder / "inlays"], limits=Limits(wait=0.02)) as engine:
+        yield engine, folder
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decoder")
+    shelf_of(
+        folder / "inlays",
+        save_decoder(folder / "host"),
+        {"one": Task(name="one", kind="text"), "two": Task(name="two", kind="text")},
+    )
+    with Engine.open([folder / "inlays"], limits=Limits(new_tokens=20)) as engine:
+        yield engine, folder
+
+
+@pytest.mark.parametrize("name", ["own", "free"])
+def test_answers_in_text_are_those_of_predict(t5, name):
+    engine, folder = t5
+    rows = [{"text": text} for text in ("good w1", "bad w2 w3 w4", "w5")]
+    theirs = list(open_for_use(folder / "inlays" / name).predict(Table(rows, "rows")))
+    mine = engine.classify(name, [row["text"] for row in rows])
+    for ours, wanted in zip(mine, theirs, strict=True):
+        if name == "free":
+            assert ours == {"text": wanted["prediction"]}
+        else:
+            assert ours[0]["label"] == wanted["label"]
+            assert ours[0].get("said") == wanted.get("said")
+
+
+def alone(folder: Path, prompt: str, tokens: int) -> str:
+    """transformers' own generate on the bare host."""
+    host = hf.AutoModelForCausalLM.from_pretrained(folder / "host").eval()
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder / "host")
+    ids = tokenizer(prompt, return_tensors="pt")
+    made = host.generate(
+        input_ids=ids["input_ids"],
+        attention_mask=ids["attention_mask"],
+        max_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+
+
+def test_completions_are_those_of_generate(decoder):
+    engine, folder = decoder
+    client = TestClient(build_app(engine))
+    body = {"model": "host", "prompt": ["good w1", "bad w2 w3 {w4}"], "max_tokens": 6}
+    said = client.post("/v1/completions", json=body)
+    assert said.status_code == 200, said.text
+    found = said.json()
+    assert [choice["text"] for choice in found["choices"]] == [alone(folder, prompt, 6) for prompt in body["prompt"]]
+    assert found["object"] == "text_completion"
+    assert found["usage"]["total_tokens"] == found["usage"]["prompt_tokens"] + found["usage"]["completion_tokens"]
+    one, two = (
+        client.post("/v1/completions", json=body | {"model": name}).json()["choices"] for name in ("one", "two")
+    )
+    assert one != two
+
+
+def test_a_streamed_text_is_the_whole_one(decoder):
+    engine, _ = decoder
+    client = TestClient(build_app(engine))
+    body = {"model": "one", "prompt": "good w1", "max_tokens": 8}
+    whole = client.post("/v1/completions", json=body).json()["choices"][0]
+    with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert events[-1] == "[DONE]"
+    choices = [json.loads(event)["choices"][0] for event in events[:-1]]
+    assert "".join(choice["text"] for choice in choices).strip() == whole["text"]
+    assert choices[-1]["finish_reason"] == whole["finish_reason"]
+
+
+def test_sampling_follows_its_seed(decoder):
+    engine, _ = decoder
+    client = TestClient(build_app(engine))
+    ask = lambda seed: client.post(
+        "/v1/completions", json={"model": "one", "prompt": "w1", "max_tokens": 12, "temperature": 2, "seed": seed}
+    ).json()["choices"]
+    assert ask(1) == ask(1)
+    assert len({ask(seed)[0]["text"] for seed in range(6)}) > 1
+
+
+def test_a_text_that_nobody_reads_any_more_is_written_no_further(decoder):
+    engine, _ = decoder
+    from inlay.training.recipe import Generation
+
+    pieces: list[str] = []
+    with engine.room_for(1):
+        future = engine.enter_completion(
+            "one",
+            ["w1"],
+            Generation(max_new_tokens=5000),
+            on_text=lambda piece: (pieces.append(piece), future.cancel()),
+        )
+    engine.complete("one", ["w2"], Generation(max_new_tokens=2))
+    assert future.cancelled()
+    assert len(pieces) < 100
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"prompt": ""}, "prompt is empty"), ({"prompt": []}, "prompt is empty"), ({"prompt": "w1", "max_tokens": 21}, "up to 20"),
+        ({"prompt": ["a", "b"], "stream": True}, "one prompt at a time"), ({"prompt": "w1", "n": 2}, "Extra inputs"),
+        ({"prompt": "w1", "temperature": 3}, "less than or equal to 2"), ({"prompt": "\ud800"}, "not whole Unicode"),
+    ],
+)  # fmt: skip
+def test_bad_completions_are_refused(decoder, body, says):
+    client = TestClient(build_app(decoder[0]))
+    told = client.post(
+        "/v1/completions", content=json.dumps({"model": "one"} | body), headers={"Content-Type": "application/json"}
+    )
+    assert told.status_code == 422
+    assert says in told.json()["error"]
+
+
+def test_a_host_with_labels_writes_nothing(client):
+    told = client.post("/v1/completions", json={"model": "a", "prompt": "w1"})
+    assert told.status_code == 422
+    assert "writes no text" in told.json()["error"]
+    assert client.post("/v1/completions", json={"model": "bert", "prompt": "w1"}).status_code == 404

@@ -1,0 +1,240 @@
+"""A study's file: what it means, and everything that is wrong in it at once."""
+
+import errno
+import json
+
+import pytest
+import yaml
+
+from inlay import InlayError
+from inlay.cli import main
+from inlay.studies import worker
+from inlay.studies.cells import StudyFolder
+from inlay.studies.file import read_study, study_from, study_names
+from inlay.studies.plan import Plan, View
+from inlay.studies.schedule import Schedule
+from inlay.studies.ways import drafts, slots_of
+from tests.studies.tiny import FILE, Inline, run_here, study_in
+
+
+@pytest.fixture
+def mistake(here, tmp_path, capsys):
+    """What `inlay study …` says of a file with these parts changed; nothing is written."""
+
+    def tell(verb="plan", *more, **changed):
+        said = {
+            k: v
+            for k, v in (
+                FILE | {"hosts": {"bert": str(here / "bert")}, "data_dir": str(here / "data")} | changed
+            ).items()
+            if v is not None
+        }
+        file = tmp_path / "wrong.yaml"
+        file.write_text(yaml.safe_dump(said, sort_keys=False))
+        words = ["study", verb, str(file), *(["--out", str(tmp_path / "out")] if verb == "run" else []), *more]
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 2
+        assert not (tmp_path / "out").exists()
+        return capsys.readouterr().err
+
+    return tell
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_the_studies_that_ship_have_no_mistakes(name):
+    study = read_study(name)
+    assert study.about
+    assert study.name == name
+    assert all(slots_of(study, way) for way in study.ways)
+
+
+def test_every_mistake_is_told_at_once(mistake):
+    told = mistake(
+        groups={"targets": ["b", "d"]},
+        settings={"batchsize": 8},
+        against="singel",
+        ways=FILE["ways"]
+        | {
+            "more": {"kind": "fusion", "members": [{"way": "singles"}]},
+            "x": {"learning": 1},
+            "y": {"grid": {"lrr": [1]}},
+        },
+    )
+    for line in (
+        "group 'targets': no task or group 'd'",
+        "settings: no setting 'batchsize'. Did you mean 'batch_size'?",
+        "against: no way 'singel'. Did you mean 'single'?",
+        "way 'more': no way 'singles'. Did you mean 'single'?",
+        "way 'x': no setting 'learning'",
+        "way 'y', grid: no setting 'lrr'",
+    ):
+        assert line in told
+
+
+def test_ways_that_need_each_other(mistake):
+    ways = {
+        "one": {"kind": "fusion", "members": [{"way": "two"}, {"way": "two", "tasks": "targets"}]},
+        "two": {"kind": "fusion", "members": [{"way": "one"}, {"way": "one", "tasks": "targets"}]},
+    }
+    assert "one → two → one need each other in a circle" in mistake(ways=ways, against=None)
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ({"kind": "fusion", "members": [{"way": "single"}]}, "needs at least two members, here it has 1"),
+        ({"kind": "fusion"}, "needs members"),
+        ({"kind": "routing", "of": "single", "routing": "first"}, "which trains no mixture"),
+        ({"kind": "sequential", "from": {"way": "single", "tasks": ["b"]}, "tasks": ["b"]}, "no task to start from"),
+        ({"kind": "fusion", "tasks": ["a"], "members": [{"way": "single"}, {"way": "source", "tasks": "sources"}]}, "for the task 'a', which that way does not learn"),
+        ({"options": {"reduktion": 4}}, "has no setting 'reduktion'"),
+        ({"method": "pfeifer"}, "unknown method 'pfeifer'. Did you mean 'pfeiffer'?"),
+        ({"kind": "head", "method": "lora"}, "nothing would use it"),
+        ({"kind": "heads"}, "Input should be 'inlay', 'head'"),
+        ({"batch_size": 64}, "32 training rows are fewer than a batch of 64"),
+        ({"kind": "embeddings", "lr": 1e-3}, "no use for lr"),
+        ({"kind": "embeddings", "grid": {"lr": [1]}}, "C alone"),
+        ({"seed": 3}, "seed is what the study itself says"),
+        ({"grid": {"lr": []}}, "nothing to choose from"),
+        ({"lr": -1}, "greater than 0"),
+    ],
+)  # fmt: skip
+def test_a_way_that_no_task_can_have(mistake, way, told):
+    assert told in mistake(ways=FILE["ways"] | {"new": way})
+
+
+def test_rows_and_hosts_that_are_not_there(mistake, here):
+    told = mistake("run", hosts={"bert": str(here / "nowhere")}, data_dir=str(here / "none"))
+    assert "nowhere" in told
+    for task in "abc":
+        assert f"the rows of {task}:" in told
+
+
+def test_choosing_and_judging_by_the_same_rows(mistake, here):
+    own = {"train_file": str(here / "data/b/train.jsonl"), "validation_file": str(here / "data/b/test.jsonl")}
+    told = mistake(
+        tasks={"own": own},
+        groups=None,
+        settings=FILE["settings"] | {"splits": "official"},
+        ways={"head": {"kind": "head"}},
+        against=None,
+    )
+    assert "would choose and judge at once" in told
+
+
+def test_a_folder_of_another_study(here, finished, capsys, tmp_path):
+    out, _, _ = finished
+    before = (out / "study.json").read_text()
+    with pytest.raises(InlayError, match="belongs to the study 'tiny', not to 'other'"):
+        StudyFolder(out).claim(Plan.of(study_in(here, name="other")).facts())
+    assert (out / "study.json").read_text() == before
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InlayError, match=r"is no study's folder and is not empty \(it holds notes.txt\)"):
+        StudyFolder(tmp_path).claim(Plan.of(study_in(here)).facts())
+    for words in (
+        ["study", "show", str(tmp_path)],
+        ["study", "table", str(tmp_path / "nothing")],
+        ["study", "plan", "no-such-study"],
+    ):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 2
+    assert "no study 'no-such-study'" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_the_study_and_loses_nothing(here, tmp_path, monkeypatch, capsys):
+    study = study_in(here, ways={"logreg": {"kind": "embeddings"}}, against=None, seeds=[0])
+    write, written = StudyFolder.write_result, []
+
+    def some(self, name, result):
+        if written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(name)
+        write(self, name, result)
+
+    monkeypatch.setattr(StudyFolder, "write_result", some)
+    plan, folder = Plan.of(study), StudyFolder(tmp_path / "out")
+    folder.claim(plan.facts())
+    with pytest.raises(OSError, match="the disk is full"):
+        Schedule(View(plan, folder), Inline()).run()
+    monkeypatch.undo()
+    view, ran = run_here(study, tmp_path / "out")
+    assert len(view.results) == 2
+    assert ran == [name for name in view.results if name not in written], "what was done is not run again"
+    assert not view.failures
+
+
+def test_an_address_without_an_engine(mistake):
+    assert "it needs --engine ray" in mistake("run", "--address", "127.0.0.1:1")
+
+
+# meaning
+
+
+def test_rows_of_a_seed_and_settings_in_their_order(here):
+    ways = {"single": {"options": {"size": 4}, "lr": 0.3, "by_rows": {32: {"lr": 0.4}}}}
+    study = study_in(
+        here,
+        ways=ways,
+        against=None,
+        by_rows={32: {"epochs": 5}},
+        tasks={"b": {"max_length": 16}, "c": None, "a": None},
+    )
+    found = {slot: drafts(study, slot)[0].settings for slot in slots_of(study, "single")}
+    for slot, settings in found.items():
+        assert (settings["rows"], settings["rows_seed"], settings["seed"]) == (32, slot.seed, slot.seed)
+        assert (settings["lr"], settings["epochs"], settings["splits"]) == (0.4, 5, "held_out")
+        assert settings.get("max_length") == (16 if slot.task == "b" else None)
+
+
+def test_a_grid_is_every_combination(here):
+    grid = {"lr": [0.1, 0.2], "options.size": [2, 4, 8]}
+    study = study_in(here, ways={"single": {"grid": grid}}, against=None)
+    made = drafts(study, slots_of(study, "single")[0])
+    assert [(d.settings["lr"], d.settings["options"]["size"]) for d in made] == [
+        (lr, s) for lr in (0.1, 0.2) for s in (2, 4, 8)
+    ]
+
+
+def test_a_study_needs_its_parts():
+    with pytest.raises(InlayError, match="hosts"):
+        study_from({"tasks": {"rte": None}, "ways": {"head": {"kind": "head"}}})
+    with pytest.raises(InlayError, match="a study's file has names"):
+        study_from(["hosts"])
+
+
+def test_plan_and_diff_by_command(here, finished, tmp_path, capsys):
+    said = FILE | {"hosts": {"bert": str(here / "bert")}, "data_dir": str(here / "data"), "name": "tiny"}
+    file = tmp_path / "changed.yaml"
+    file.write_text(yaml.safe_dump(said | {"seeds": [0, 2]}, sort_keys=False))
+    out = str(finished[0])
+    main(["study", "plan", str(file), "--out", out, "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    left = {line["way"]: line["cells_left"] for line in facts["ways"]}
+    assert left == {"logreg": 2, "source": 0, "single": 4, "fused": 2}
+    assert facts["measured"]
+    main(["study", "diff", out, str(file), "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["changed"] == ["seeds: [0, 1] → [0, 2]"]
+    assert facts["cells_done_and_valid"] == 2 + 2 + 4 + 2
+    assert len(facts["cells_done_and_not_used"]) == 2 + 4 + 2
+    main(["study", "diff", out, str(file)])
+    assert "10 cells stay valid" in capsys.readouterr().out
+
+
+def test_a_cell_that_is_broken_by_chance_is_tried_again(here, tmp_path, monkeypatch):
+    study = study_in(here, ways={"logreg": {"kind": "embeddings"}}, against=None, seeds=[0], groups={"targets": ["b"]})
+    work, tries = worker.WORK["embeddings"], []
+
+    def some(*given):
+        tries.append(1)
+        if len(tries) < 3:
+            raise RuntimeError("not enough memory")
+        return work(*given)
+
+    monkeypatch.setitem(worker.WORK, "embeddings", some)
+    view, ran = run_here(study, tmp_path / "out")
+    assert len(ran) == 3
+    assert len(view.filled) == 1
+    assert not view.failures, "a cell that is done has not failed"

@@ -1,0 +1,146 @@
+"""Statistics against scipy, statsmodels and scikit-learn."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from sklearn import metrics
+from statsmodels.stats.contingency_tables import mcnemar as their_mcnemar
+from statsmodels.stats.multitest import multipletests
+
+from inlay.studies.answers import packed, unpacked
+from inlay.studies.statistics import (
+    _of_counts,
+    average_ranks,
+    compare,
+    holm,
+    mcnemar,
+    points,
+    spread,
+)
+
+CHANCE = np.random.default_rng(0)
+
+
+def result(right, said, kind="classification", labels=2):
+    """A cell's result with these answers."""
+    facts = {"task": {"name": "t", "kind": kind, "labels": labels, "positive_index": labels - 1}, "judged_sha256": "x"}
+    if kind == "regression":
+        return facts | {"right": list(right), "said": list(said), "scores": {}}
+    return facts | {"right": packed(list(right)), "said": packed(list(said)), "scores": {}}
+
+
+def answers(rows=200, share=0.8, labels=2, right=None):
+    right = CHANCE.integers(0, labels, rows) if right is None else right
+    wrong = (right + CHANCE.integers(1, max(2, labels), rows)) % labels
+    return right, np.where(CHANCE.random(rows) < share, right, wrong)
+
+
+def test_mean_and_standard_deviation():
+    values = [71.2, 73.9, 70.4, 75.5]
+    found = spread(values)
+    assert found.mean == pytest.approx(np.mean(values))
+    assert found.sd == pytest.approx(np.std(values, ddof=1))
+    assert spread([3.0]).sd is None
+
+
+@pytest.mark.parametrize("share", [0.5, 0.75, 0.95])
+def test_mcnemar_is_that_of_statsmodels(share):
+    one, other = ((CHANCE.random(120) < p).astype(int) for p in (0.75, share))
+    table = [[np.sum((one == i) & (other == j)) for j in (1, 0)] for i in (1, 0)]
+    assert mcnemar(one, other) == pytest.approx(their_mcnemar(table, exact=True).pvalue)
+
+
+def test_mcnemar_of_the_same_answers_is_one():
+    assert mcnemar([1, 0, 1], [1, 0, 1]) == 1.0
+
+
+def test_holm_is_that_of_statsmodels():
+    for count in (1, 2, 7, 30):
+        ps = CHANCE.random(count) ** 3
+        assert holm(ps.tolist()) == pytest.approx(multipletests(ps, method="holm")[1])
+    assert holm([]) == []
+
+
+def test_average_ranks_are_those_of_scipy():
+    table = CHANCE.random((4, 9)).round(1)
+    found = average_ranks({str(i): row.tolist() for i, row in enumerate(table)})
+    expected = scipy.stats.rankdata(-table, axis=0).mean(1)
+    assert list(found.values()) == pytest.approx(expected)
+
+
+def test_a_task_that_a_way_has_not_counts_in_no_rank():
+    assert average_ranks({"a": [1.0, None], "b": [2.0, 9.0]}) == {"a": 2.0, "b": 1.0}
+
+
+def test_the_bootstrap_over_rows_agrees_with_scipys():
+    """The same p, up to the draws, as from the distribution that scipy.stats.bootstrap draws."""
+    right = CHANCE.integers(0, 2, 300)
+    one = [result(right, answers(300, 0.80, right=right)[1]) for _ in range(3)]
+    other = [result(right, answers(300, 0.76, right=right)[1]) for _ in range(3)]
+    found = compare(dict(enumerate(one)), dict(enumerate(other)), "accuracy")
+    mean = np.mean([points(a) - points(b) for a, b in zip(one, other, strict=True)], axis=0)
+    drawn = scipy.stats.bootstrap((mean,), np.mean, n_resamples=4000, random_state=1).bootstrap_distribution
+    expected = 2 * min(np.mean(drawn <= 0), np.mean(drawn >= 0))
+    assert found.difference == pytest.approx(mean.mean())
+    assert found.p == pytest.approx(expected, abs=0.03)
+    assert (found.test, found.rows, found.seeds) == ("bootstrap", 300, 3)
+
+
+def test_one_seed_is_tested_by_mcnemar():
+    right, said = answers()
+    other = answers(right=right)[1]
+    found = compare({0: result(right, said)}, {0: result(right, other)}, "accuracy")
+    assert found.test == "mcnemar"
+    assert found.p == pytest.approx(mcnemar(right == said, right == other))
+
+
+@pytest.mark.parametrize("labels", [2, 4])
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "macro_f1", "matthews"])
+def test_metrics_of_counts_are_those_of_scikit_learn(metric, labels):
+    right, said = answers(150, 0.6, labels)
+    counts = metrics.confusion_matrix(right, said, labels=range(labels))[None].astype(float)
+    task = {"positive_index": labels - 1}
+    expected = {
+        "accuracy": lambda: metrics.accuracy_score(right, said),
+        "f1": lambda: metrics.f1_score(right == labels - 1, said == labels - 1),
+        "macro_f1": lambda: metrics.f1_score(right, said, average="macro"),
+        "matthews": lambda: metrics.matthews_corrcoef(right, said),
+    }[metric]()
+    assert _of_counts(counts, metric, task)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("metric", ["f1", "macro_f1", "matthews"])
+def test_a_difference_of_another_metric(metric):
+    right = CHANCE.integers(0, 2, 400)
+    better = {s: result(right, answers(400, 0.95, right=right)[1]) for s in range(2)}
+    worse = {s: result(right, answers(400, 0.60, right=right)[1]) for s in range(2)}
+    found, back, same = compare(better, worse, metric), compare(worse, better, metric), compare(worse, worse, metric)
+    assert found.difference > 0.2
+    assert back.difference == pytest.approx(-found.difference)
+    assert found.p < 0.01
+    assert same.p == 1.0
+    assert same.difference == 0
+
+
+@pytest.mark.parametrize("metric", ["pearson", "spearman"])
+def test_a_difference_of_correlations(metric):
+    right = CHANCE.random(300)
+    near, far = right + 0.1 * CHANCE.random(300), CHANCE.random(300)
+    one, other = {0: result(right, near, "regression")}, {0: result(right, far, "regression")}
+    found = compare(one, other, metric)
+    their = scipy.stats.pearsonr if metric == "pearson" else scipy.stats.spearmanr
+    assert found.difference == pytest.approx(their(right, near).statistic - their(right, far).statistic)
+    assert found.p < 0.01
+
+
+def test_other_rows_or_other_seeds_are_not_compared():
+    right, said = answers()
+    one, other = result(right, said), result(right, said) | {"judged_sha256": "y"}
+    assert compare({0: one}, {0: other}, "accuracy") is None
+    assert compare({0: one}, {1: one}, "accuracy") is None
+
+
+def test_labels_are_packed_and_unpacked():
+    for labels in ([0, 1, 2, -1, 9], [11, 0, -1], []):
+        assert unpacked(packed(labels)) == labels
+    assert packed([0, -1, 2]) == "0x2"
