@@ -3,6 +3,7 @@
 study.json              the study, and the digests of its hosts and rows: enough to make tables on another machine
 cells/<name>/           one cell: a run folder, and cell.json when it is done
 cells/<name>/cell.json  what tables and figures need of it, small, signed, without a row of the data
+records/<name>.json     the same of a cell that was run elsewhere: it counts as done
 failed/<name>.json      how often a cell broke, and how
 leases/<name>           held by the process that runs the cell, and free again when that ends, however it ends
 log.jsonl               when each cell was begun, and how it ended
@@ -25,7 +26,7 @@ from inlay.storage.files import write_whole
 from inlay.storage.plain_json import as_json, read_json
 
 FORMAT = 1
-STUDY, RESULT, LOG = "study.json", "cell.json", "log.jsonl"
+STUDY, RESULT, LOG, RECORDS, FAILED = "study.json", "cell.json", "log.jsonl", "records", "failed"
 LARGEST_RESULT = 32 << 20
 Result = dict[str, Any]
 """What cell.json holds."""
@@ -93,17 +94,33 @@ class StudyFolder:
         return leases / name
 
     def result(self, name: str) -> Result | None:
-        """What a cell that is done has to say; None where it is not done."""
-        file = self.cells / name / RESULT
-        try:
-            text = file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        return read_result(text, file, name)
+        """What a cell that is done has to say; None where it is not done.
+
+        A record comes first: where a cell is run again for its weights alone, nothing that is known changes.
+        """
+        for file in (self.record(name), self.cells / name / RESULT):
+            try:
+                text = file.read_text(encoding="utf-8")
+            except FileNotFoundError:
+                continue
+            return read_result(text, file, name)
+        return None
+
+    def record(self, name: str) -> Path:
+        """Where the record of a cell that was run elsewhere is."""
+        return self.folder / RECORDS / f"{name}.json"
 
     def write_result(self, name: str, result: Result) -> None:
         """The last thing that is written of a cell."""
         write_whole(self.cells / name / RESULT, as_json(signed({"format": FORMAT, "cell": name} | result)) + "\n")
+
+    def as_record(self, name: str) -> None:
+        """Of a cell whose weights are gone, keep the result as a record, so that the cell's folder is free."""
+        file = self.cells / name / RESULT
+        if file.is_file():
+            self.record(name).parent.mkdir(exist_ok=True)
+            file.replace(self.record(name))
+            shutil.rmtree(self.cells / name, ignore_errors=True)
 
     def failure(self, name: str) -> Failure | None:
         file = self._failure_file(name)
@@ -114,7 +131,7 @@ class StudyFolder:
 
     def failures(self) -> set[str]:
         """The cells that broke at least once."""
-        folder = self.folder / "failed"
+        folder = self.folder / FAILED
         return {file.stem for file in folder.iterdir()} if folder.is_dir() else set()
 
     def note_failure(self, name: str, error: str, *, final: bool) -> Failure:
@@ -128,7 +145,7 @@ class StudyFolder:
         self._failure_file(name).unlink(missing_ok=True)
 
     def _failure_file(self, name: str) -> Path:
-        return self.folder / "failed" / f"{name}.json"
+        return self.folder / FAILED / f"{name}.json"
 
     def log(self, event: str, name: str, **more: Any) -> None:
         """One line, written at once: several processes may write to the same log."""
@@ -168,7 +185,6 @@ def read_result(text: str, file: Path, name: str) -> Result:
         if found.get("sha256") != record_digest(found):
             raise ValueError("its content does not match its sha256")
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{file} is cut or altered: {error}. Delete the folder {file.parent} to run the cell again."
-        ) from None
+        what = f"the folder {file.parent}" if file.name == RESULT else "it"
+        raise CheckpointError(f"{file} is cut or altered: {error}. Delete {what} to run the cell again.") from None
     return found

@@ -48,7 +48,7 @@ class Costs:
             if peak:
                 key = self._like(draft.slot)
                 self.peaks[key] = max(peak, self.peaks.get(key, 0.0))
-            seconds = result.get("seconds")
+            seconds = result.get("whole_seconds")  # with reading, opening and judging
             if seconds and not result.get("resumed"):
                 self.took[draft.slot.way, draft.slot.task, draft.slot.rows, draft.slot.host].append(seconds)
                 self.ratios.append(seconds / max(1e-6, self.guess(draft)))

@@ -17,6 +17,7 @@ from typing import Any
 from inlay.studies.costs import Costs
 from inlay.studies.engines.base import Ended, Engine, Moved
 from inlay.studies.plan import Cell, View
+from inlay.studies.records import Records
 
 ELSEWHERE = 1.0
 """Seconds until a cell that another process runs is looked at again."""
@@ -47,6 +48,8 @@ class Schedule:
     view: View
     engine: Engine
     tell: Callable[[Progress, View], None] = lambda progress, view: None
+    records: Records | None = None
+    """Where a record of every cell that is done is written at once."""
 
     def __post_init__(self) -> None:
         self.running: dict[str, Moved | None] = {}
@@ -125,6 +128,8 @@ class Schedule:
 
     def _look(self) -> None:
         self.view.look()
+        if self.records is not None:
+            self.records.add(self.view)
         self.costs.learn()
         self.left = self.costs.left()
 

@@ -25,7 +25,7 @@ from inlay.errors import ConfigError, InlayError
 from inlay.storage.files import write_whole
 from inlay.storage.locks import InUse, locked
 from inlay.storage.plain_json import as_json, read_json
-from inlay.studies.cells import RESULT, Result, StudyFolder
+from inlay.studies.cells import Result, StudyFolder
 
 Ending = Literal["finished", "elsewhere", "interrupted", "failed", "full"]
 """How running a cell ended. elsewhere: another process has it. full: the disk is."""
@@ -45,7 +45,7 @@ def run_cell(cell: Description, watch: Any = None) -> tuple[Ending, str]:
             if folder.result(name) is not None:
                 if not cell.get("again") or folder.has_weights(name):
                     return "finished", ""
-                (folder.cell(name) / RESULT).unlink()  # a record alone: its weights are needed
+                folder.as_record(name)  # its weights are needed; what it said stays
             folder.log("begin", name)
             ending, error = _run(folder, name, cell, watch)
             folder.log(ending, name, **({"error": error.strip().split("\n")[-1][:400]} if error else {}))
@@ -60,8 +60,10 @@ def _run(folder: StudyFolder, name: str, cell: Description, watch: Any) -> tuple
     from inlay.training.interrupt import Interrupted
 
     _forget_peak()
+    began = time.monotonic()
     try:
         result = WORK[cell["work"]](folder, name, cell, watch)
+        result["whole_seconds"] = round(time.monotonic() - began, 3)
         folder.write_result(name, {"identity": dict(cell["identity"]), "work": cell["work"]} | result)
         folder.forgive(name)
         if cell.get("drop_host"):
