@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from inlay.storage.plain_json import as_json, read_json
 
 FORMAT = 1
 STUDY, RESULT, LOG, RECORDS, FAILED = "study.json", "cell.json", "log.jsonl", "records", "failed"
+PART, PARTS = "part.json", "parts"
+"""Which joint cell a cell is a part of; what a joint cell knows of each task."""
 LARGEST_RESULT = 32 << 20
 Result = dict[str, Any]
 """What cell.json holds."""
@@ -166,8 +169,37 @@ class StudyFolder:
             return True
 
     def has_weights(self, name: str) -> bool:
-        """Whether a cell's inlay is here, and not its record alone."""
-        return (self.cells / name / "inlay" / "inlay.json").is_file()
+        """Whether what a cell trained is here, and not its record alone."""
+        if (whole := self.joint_of(name)) is not None:
+            return (self.place(name) / "inlay.json").is_file() and (self.cells / whole / PARTS).is_dir()
+        folder = self.cells / name
+        return (folder / "inlay" / "inlay.json").is_file() or (folder / PARTS).is_dir()
+
+    # one task of a joint training
+
+    def joint_of(self, name: str) -> str | None:
+        """The joint cell that a cell is one task of; None: it was trained by itself."""
+        file = self.cells / name / PART
+        return str(read_json(file)["cell"]) if file.is_file() else None
+
+    def note_part(self, name: str, whole: str, task: str) -> None:
+        write_whole(self.cells / name / PART, as_json({"cell": whole, "task": task}) + "\n")
+
+    def place(self, name: str) -> Path:
+        """The run of a cell, or the inlay of one task of a joint one."""
+        file = self.cells / name / PART
+        if not file.is_file():
+            return self.cells / name
+        found = read_json(file)
+        return self.cells / found["cell"] / "inlays" / found["task"]
+
+    def host_of(self, names: Sequence[str]) -> str | None:
+        """The host that joint training left, where these cells are tasks of it."""
+        for name in names:
+            whole = self.joint_of(name)
+            if whole is not None and (self.cells / whole / "host" / "config.json").is_file():
+                return str(self.cells / whole / "host")
+        return None
 
     def drop_host(self, name: str) -> None:
         """Delete the host of a cell of full fine-tuning; its scores and its page stay."""

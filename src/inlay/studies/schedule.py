@@ -90,7 +90,8 @@ class Schedule:
         """A cell as its worker needs it: plain data."""
         study = self.view.plan.study
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in cell.draft.settings.items()}
-        settings |= {"host": study.hosts[cell.slot.host], "name": _inlay_name(cell)}
+        settings |= {"host": study.hosts[cell.slot.host]}
+        settings |= {} if cell.draft.work == "joint" else {"name": _inlay_name(cell)}  # there each task has its own
         return {
             "folder": str(self.view.folder.folder.absolute()),
             "cell": cell.name,
@@ -101,7 +102,7 @@ class Schedule:
             "of": cell.of,
             "more": dict(cell.draft.more),
             "identity": dict(cell.identity),
-            "drop_host": study.keep == "inlays",
+            "drop_host": study.keep == "inlays" and settings["mode"] == "full",
             "again": cell.name in self.view.results,
         }
 
