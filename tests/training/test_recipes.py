@@ -78,6 +78,10 @@ PUBLISHED: dict[tuple[str, ...], dict[str, Any]] = {
         "epochs": 20, "warmup": 2000, "weight_decay": 0.0, "label_smoothing": 0.0,
         "options": {"modules": 8, "share": "up", "method": LORA | {"dropout": 0.0}},
     },
+    ("few-labels", "pfeiffer", "rte"): {"lr": 1e-3},
+    ("few-labels", "mode full", "rte"): {"lr": 5e-5},
+    ("few-labels", "mode fusion", "rte"): {"lr": 5e-4},
+    ("few-labels", "", "rte"): {"head_first": True, "batch_size": 16, "warmup": 0.2, "epochs": 10, "patience": 0},
     ("default", "", "rte"): {
         "batch_size": 32, "warmup": 0.06, "schedule": "linear", "weight_decay": 0.01, "clip": 1.0, "patience": 3, "splits": "official",
     },
@@ -147,6 +151,7 @@ def test_the_recipes_are_those_that_are_promised():
         "adapterfusion",
         "compacter",
         "default",
+        "few-labels",
     )
     assert all(read_recipe(name)["about"] for name in recipe_names())
 
