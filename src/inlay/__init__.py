@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from inlay.methods import (
         IA3,
         METHODS,
+        PAL,
         PHM,
         SAID,
         AdapterDrop,
@@ -77,7 +78,7 @@ _PUBLIC = {
     "inlay.methods": (
         "METHODS", "Method", "Houlsby", "Pfeiffer", "Parallel", "Bapna", "AdapterDrop", "PHM", "Compacter",
         "CompacterPlusPlus", "LowRank", "BitFit", "LoRA", "Mixture", "HeadOnly",
-        "IA3", "Prefix", "Prompt", "SAID", "UniPELT",
+        "IA3", "Prefix", "Prompt", "SAID", "UniPELT", "PAL",
     ),
     "inlay.anatomy.families": ("register_family",),
     "inlay.anatomy.places": ("Branch", "Family", "Layers", "Projection"),

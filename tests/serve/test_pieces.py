@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import inlay
 from inlay.data.rows import Table
 from inlay.errors import InlayError
 from inlay.runs.joint import train_jointly
@@ -14,6 +15,8 @@ from inlay.runs.use import open_for_use
 from inlay.serve import Engine
 from inlay.serve.pieces import pieces_of
 from inlay.studies.cells import StudyFolder
+from inlay.training.workbench import Workbench
+from tests.serve.shop import TASKS, keep, put_in
 from tests.serve.test_engine import near
 from tests.studies.tiny import place, run_here, study_in
 
@@ -77,7 +80,7 @@ def test_a_studys_best_cells_answer_as_predict_does(there):
                 ordered(said(engine, name, ["good w1", "bad w2"])),
                 ordered(predicted(model.piece.folder, ["good w1", "bad w2"])),
             )
-        assert len(list(engine.shelf.host.inlays)) == 5, "three models and the fusion's two members"
+        assert len(list(engine.shelf.host.inlays)) == 3, "the fusion's members are the other two"
         engine.unload("c")
         assert len(list(engine.shelf.host.inlays)) == 2
 
@@ -141,3 +144,33 @@ def test_an_unfinished_run_is_refused(there, tmp_path):
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
     with pytest.raises(InlayError):
         pieces_of([str(tmp_path / "run")])
+
+
+def test_a_fusions_inlay_finds_its_members_beside_it(there, shop):
+    """Where the run keeps them, or in the folder that it lies in; they have the names that it was saved with."""
+    cells = sorted((there / "study" / "cells").iterdir())
+    fused = next(cell for cell in cells if (cell / "members").is_dir())
+    with Engine.open([f"f={fused / 'inlay'}", f"other={fused}"]) as engine:
+        assert engine.models["f"].facts()["members"] == engine.models["other"].facts()["members"]
+        assert near(engine.classify("f", ["good"]), engine.classify("other", ["good"]))
+    with Engine.open([f"mine={shop / 'inlays' / 'a'}", shop / "inlays" / "fused-classification"]) as engine:
+        assert set(engine.models) == {"mine", "fused-classification"}
+        assert engine.models["fused-classification"].facts()["members"] == ["a", "b"]
+        assert len(list(engine.shelf.host.inlays)) == 3, "the member that is served by itself is there once"
+        engine.unload("mine")
+        assert len(list(engine.shelf.host.inlays)) == 3
+        engine.unload("fused-classification")
+        assert list(engine.shelf.host.inlays) == []
+
+
+def test_members_with_the_same_weights_are_not_mistaken(shop, tmp_path):
+    """Two members that are equal but for their names, which they lose on a server's host."""
+    bench = Workbench.open(str(shop / "bert"), TASKS["classification"])
+    for name in ("one", "two"):
+        put_in(bench, name, inlay.Pfeiffer(size=2), 7)
+        keep(bench, name, TASKS["classification"], tmp_path)
+    inlay.add_fusion(bench.host, "both", ["one", "two"], head=bench.head())
+    keep(bench, "both", TASKS["classification"], tmp_path)
+    with Engine.open([tmp_path / "inlays"]) as engine:
+        assert engine.models["both"].facts()["members"] == ["one", "two"]
+        assert len(set(engine.models["both"].members.values())) == 2

@@ -6,6 +6,7 @@ import builtins
 import io
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,19 @@ def test_messages_have_no_folders():
     assert told("a/b and 1/2 stay, so does https://example.org/x") == "a/b and 1/2 stay, so does https://example.org/x"
     assert told("\x1b[2J") == "\\x1b[2J"
     assert len(told("x" * 10_000)) < 2100
+
+
+def test_members_of_a_fusion_are_looked_for_below_the_root_only(guarded, shop, tmp_path):
+    client, root, engine = guarded
+    shutil.copytree(shop / "inlays" / "fused-classification", root / "fused")
+    shutil.rmtree(root / "b")
+    shutil.copytree(shop / "inlays" / "b", tmp_path / "elsewhere")
+    (root / "b").symlink_to(tmp_path / "elsewhere")
+    admin = {"Authorization": f"Bearer {ADMIN}"}
+    refused = client.put("/v1/inlays/f", json={"path": "fused"}, headers=admin)
+    assert refused.status_code == 422
+    assert "its member 'b' is not on this host" in refused.text
+    (root / "b").unlink()
+    shutil.copytree(shop / "inlays" / "b", root / "b")
+    assert client.put("/v1/inlays/f", json={"path": "fused"}, headers=admin).status_code == 201
+    assert engine.models["f"].facts()["members"] == ["a", "b"]

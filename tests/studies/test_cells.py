@@ -11,10 +11,11 @@ from inlay.runs.folder import Run
 from inlay.studies.cells import StudyFolder
 from inlay.studies.formats import as_csv, as_text
 from inlay.studies.plan import Plan, View, view_of
-from inlay.studies.records import export
+from inlay.studies.records import Records, export
+from inlay.studies.schedule import Schedule
 from inlay.studies.statistics import points
 from inlay.studies.tables import tables
-from tests.studies.tiny import FILE, run_here, study_in
+from tests.studies.tiny import FILE, Inline, run_here, study_in
 from tests.training.small import rows, write_rows
 
 
@@ -203,11 +204,61 @@ def test_records_give_the_same_table_and_a_study_goes_on_from_them(here, finishe
     assert "fine" not in text  # no word of a row
     kept = view_of(tmp_path / "records")
     assert as_csv(tables(kept), kept) == as_csv(tables(view), view)
+    assert str(here) not in text  # nor where things were
     shutil.copytree(tmp_path / "records", tmp_path / "on")
     ways = FILE["ways"] | {"static": FILE["ways"]["fused"] | {"value": False, "tasks": ["c"]}}
     on, ran = run_here(study_in(here, ways=ways, name="tiny"), tmp_path / "on")
     assert len(ran) == 2 + 2 + 2  # two fusions, and what they are made of: two sources, two singles
-    assert scores(on) == scores(on) | scores(view), "what is trained again has the same scores"
+    assert scores(on) == scores(on) | scores(view)
+    again = [name for name in ran if name in view.results]
+    assert len(again) == 4
+    for name in again:  # for its weights; the record stays, and is what was trained again, bit for bit
+        new = json.loads((tmp_path / "on" / "cells" / name / "cell.json").read_text())
+        assert {k: new[k] for k in ("scores", "said", "history")} == {
+            k: view.results[name][k] for k in ("scores", "said", "history")
+        }
+        assert (tmp_path / "on" / "records" / f"{name}.json").is_file()
+
+
+def test_a_run_with_records_adds_to_them_and_goes_on_from_them(here, finished, tmp_path, capsys):
+    """As on another machine: the study's folder is new, the records are what was committed."""
+    kept = tmp_path / "kept"
+    export(finished[0], kept)
+    removed = sorted((kept / "records").iterdir())[:1]
+    before = {file.name: file.read_bytes() for file in (kept / "records").iterdir()}
+    removed[0].unlink()
+    ways = FILE["ways"] | {"mad": {"lr": 1e30, "options": {"size": 4}, "tasks": ["c"], "seeds": [0]}}
+    study = study_in(here, ways=ways)
+    folder, records, engine = StudyFolder(tmp_path / "new"), Records(kept), Inline()
+    plan = Plan.of(study)
+    folder.claim(plan.facts())
+    assert records.bring(folder) == len(before) - 1
+    view = Schedule(View(plan, folder), engine, records=records).run()
+    assert set(view.filled) | view.failed == set(plan.drafts)
+    assert removed[0].stem in engine.ran
+    after = {file.name: file.read_bytes() for file in (kept / "records").iterdir()}
+    assert after.keys() == before.keys(), "the one that was missing is there again"
+    assert all(after[name] == before[name] for name in before if name != removed[0].name)
+    assert "failed" in as_text(tables(view_of(kept)), view_of(kept))
+    assert str(here) not in "".join(file.read_text() for file in kept.rglob("*.json"))
+    main(["study", "report", str(kept)])
+    main(["study", "figure", str(kept), "differences", "--out", str(tmp_path / "one.svg")])
+    assert (tmp_path / "one.svg").is_file()
+
+
+def test_records_of_something_else_are_refused(here, finished, tmp_path):
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "dear.txt").write_text("hello")
+    for wrong in (tmp_path / "letters", finished[0]):
+        with pytest.raises(InlayError, match=r"holds no study|own folder"):
+            export(finished[0], wrong)
+    export(finished[0], tmp_path / "kept")
+    with pytest.raises(InlayError, match="records of the study 'tiny', not of 'other'"):
+        Records(tmp_path / "kept").check(StudyFolder(tmp_path / "out"), "other")
+    file = next((tmp_path / "kept" / "records").iterdir())
+    file.write_text(file.read_text()[:-40])
+    with pytest.raises(InlayError, match="cut or altered"):
+        Records(tmp_path / "kept").bring(StudyFolder(tmp_path / "out"))
 
 
 def test_export_and_table_by_command(finished, tmp_path, capsys):

@@ -109,8 +109,11 @@ def names_here(saved: dict[str, str], inlays: Inlays) -> dict[str, str]:
     """Each member's name on this host. It may have been renamed; then its weights identify it."""
     found = {m: m for m, wanted in saved.items() if m in inlays and identity(inlays[m]) == wanted}
     if len(found) < len(saved):
-        others = {identity(inlay): inlay.name for inlay in inlays if inlay.name not in found}
-        found |= {m: others.pop(wanted) for m, wanted in saved.items() if m not in found and wanted in others}
+        others: dict[str, list[str]] = {}
+        for inlay in inlays:
+            if inlay.name not in found:
+                others.setdefault(identity(inlay), []).append(inlay.name)  # several may have the same weights
+        found |= {m: others[wanted].pop(0) for m, wanted in saved.items() if m not in found and others.get(wanted)}
     here = {m: found.get(m, m) for m in saved}
     return here if len(set(here.values())) == len(saved) else {m: m for m in saved}
 

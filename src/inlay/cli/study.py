@@ -33,6 +33,7 @@ def run(
     processes: int | None,
     host: tuple[str, ...],
     data_dir: Path | None,
+    records: Path | None,
     retry: bool,
     as_json: bool,
     quiet: bool,
@@ -40,20 +41,26 @@ def run(
     from inlay.studies.board import board
     from inlay.studies.cells import StudyFolder
     from inlay.studies.plan import Plan, View
+    from inlay.studies.records import Records
     from inlay.studies.schedule import Schedule
     from inlay.studies.schedule import retry as forgive
 
     plan = Plan.of(_read(file, host, data_dir))
     folder = StudyFolder(out)
     view = View(plan, folder)
+    kept = Records(records) if records is not None else None
+    if kept is not None:
+        kept.check(folder, plan.study.name)
     runs_cells = _engine(engine, address, processes, out)
     folder.claim(plan.facts())
+    if kept is not None and (count := kept.bring(folder)) and not quiet:
+        click.echo(f"{count} cells are done by their records in {records}", err=True)
     view.look()
     if retry and forgive(view):
         view.look()
     shown = board(quiet)
     try:
-        Schedule(view, runs_cells, shown).run()
+        Schedule(view, runs_cells, shown, kept).run()
     except KeyboardInterrupt:
         click.echo(f"stopped and saved. To go on: inlay study run {file} --out {out}", err=True)
         raise click.exceptions.Exit(130) from None
@@ -230,6 +237,10 @@ command = click.Group(
                 ),
                 host_flag,
                 data_flag,
+                click.Option(
+                    ["--records"], type=click.Path(path_type=Path),
+                    help="A folder of small records: cells that have one are done, and each that is done gets one.",
+                ),
                 click.Option(["--retry"], is_flag=True, help="Run cells that have failed again."),
                 json_flag,
                 quiet_flag,

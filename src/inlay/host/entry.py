@@ -23,7 +23,7 @@ from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
 from inlay.host.front import InFront, moved_positions
 from inlay.host.plan import Active, Passing, Plan, Prompted, Slot
-from inlay.host.sites import BranchInput, Hooked, not_checkpointed
+from inlay.host.sites import BranchInput, Hooked, LayerInput, not_checkpointed
 
 
 class Entry(Hooked):
@@ -34,7 +34,9 @@ class Entry(Hooked):
         self.active, self.branches = (active,), (branches,)
         self.hidden, self.mask = Slot(), Slot()
         self.real = Slot()
-        """Which tokens of an encoder's texts are real, until the next forward."""
+        """Which tokens of an encoder's texts are real, until the next forward; of a decoder's that is alone too."""
+        self.written = Slot()
+        """The same of the texts of a decoder that stands after an encoder."""
         self.caught = Passing()
         """Keys and values of tokens in front of a causal decoder, until the next forward: a checkpointed layer may be
         recomputed meanwhile."""
@@ -51,9 +53,15 @@ class Entry(Hooked):
             host.get_submodule(anatomy.base).register_forward_hook(self.between, always_call=True),
             host.register_forward_hook(self.leave, always_call=True),
         ]
-        reader = host.get_submodule(anatomy.stacks["encoder"] if len(anatomy.depth) == 2 else anatomy.base)
+        inner = "decoder" if anatomy.causal else "encoder"  # OPT that writes calls its decoder, not its base model
+        alone = not anatomy.causal and len(anatomy.depth) == 1
+        reader = host.get_submodule(anatomy.base if alone else anatomy.stacks[inner])
         self.reader_inputs = list(inspect.signature(reader.forward).parameters)
         self.handles.append(reader.register_forward_pre_hook(self.read, with_kwargs=True))
+        if len(anatomy.depth) == 2:
+            writer = host.get_submodule(anatomy.stacks["decoder"])
+            self.writer_inputs = list(inspect.signature(writer.forward).parameters)
+            self.handles.append(writer.register_forward_pre_hook(self.write, with_kwargs=True))
 
     def enter(self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self.active[0].plan
@@ -63,11 +71,21 @@ class Entry(Hooked):
             self.mask.put(self._given("attention_mask", args, kwargs))
 
     def read(self, reader: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.active[0].plan.masks:
-            mask = (dict(zip(self.reader_inputs, args, strict=False)) | kwargs).get("attention_mask")
-            self.real.put(mask if isinstance(mask, Tensor) and mask.dim() == 2 else None)
-        elif self.real.value is not None:
-            self.real.put(None)
+        self._note_mask(self.real, self.reader_inputs, args, kwargs)
+
+    def write(self, writer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._note_mask(self.written, self.writer_inputs, args, kwargs)
+
+    def _note_mask(self, slot: Slot, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        plan = self.active[0].plan
+        if plan.masks or plan.whole_texts:
+            inputs = dict(zip(names, args, strict=False)) | kwargs
+            if plan.whole_texts:
+                _refuse_cache(inputs.get("past_key_values"))
+            mask = inputs.get("attention_mask")
+            slot.put(mask if isinstance(mask, Tensor) and mask.dim() == 2 else None)
+        elif slot.value is not None:
+            slot.put(None)
 
     def begin(
         self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -119,7 +137,7 @@ class Entry(Hooked):
         if output is None:
             self.caught.put(None)  # the host failed on the way: nobody takes what was caught
             for branch in self.branches[0].values():
-                assert isinstance(branch, BranchInput)
+                assert isinstance(branch, BranchInput | LayerInput)
                 branch.clear()
         elif self.active[0].plan.pools:
             self.hidden.put(output[0])  # the last hidden states (B, T, D)
@@ -150,6 +168,15 @@ class Entry(Hooked):
                         f"Rows with one part per row; with beams or other repeated rows give each=<repeats> as well."
                     )
                 return
+
+
+def _refuse_cache(past: Any) -> None:
+    """Refuse to go on from a cache: it has the host's keys and values, not those of an inlay's own attention."""
+    if past is not None and past.get_seq_length() > 0:
+        raise SetupError(
+            "the active setup attends to all tokens of a text, but the host goes on from a cache and has only the new "
+            "ones. Generate with use_cache=False."
+        )
 
 
 def _unpacked(output: Any, tokens: int) -> Any:

@@ -100,6 +100,8 @@ class TokenSite(Hooked):
                 f"{longer.ahead} tokens in front of {longer.tokens} exceed the host's {self.positions} positions."
             )
         self.longer.put(longer)
+        if self.entry[0].real.value is not None:
+            self.entry[0].real.put(grown.get("attention_mask"))  # what reads whole texts sees the longer ones
         return (), grown
 
     def cut(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:

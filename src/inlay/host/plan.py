@@ -41,6 +41,10 @@ class Plan:
     """The last module of each branch at which something acts: what was caught for it is let go there."""
     branches: frozenset[str] = frozenset()
     """The branches where something acts."""
+    layers: frozenset[str] = frozenset()
+    """The layers whose input something reads at the end of their last branch."""
+    whole_texts: bool = False
+    """Whether something attends to the other tokens of a text, so that no cache can stand for them."""
     rows: int | None = None
     """The batch that Rows is made for."""
     masks: bool = False

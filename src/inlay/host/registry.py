@@ -28,9 +28,9 @@ from inlay.host.front_sites import KeySite, TokenSite
 from inlay.host.heads import Head, bare_copy, build_head
 from inlay.host.keys import check_attention, name_attention
 from inlay.host.plan import Active, Plan
-from inlay.host.resolve import Resolver, member_part
+from inlay.host.resolve import Resolver, layer_of, member_part
 from inlay.host.setup import Setup, check_setup, names_in
-from inlay.host.sites import BranchInput, HeadSite, Hooked, InputSite, Site, is_hooked
+from inlay.host.sites import BranchInput, HeadSite, Hooked, InputSite, LayerInput, Site, is_hooked
 from inlay.host.weight_sites import WeightSite
 from inlay.methods.acting import Draw, Reads
 from inlay.methods.base import Method, fusion_can_read
@@ -134,6 +134,12 @@ class Inlay(nn.Module):
         self.draw = method.make_draw(self.parts)
 
 
+def _layer_read(inlay: Inlay, place: Place) -> str:
+    """The layer whose input an inlay's module at a place reads; empty if it reads something else."""
+    ends = place.kind in ("ffn", "ffn.raw") and place.changes
+    return layer_of(place) if ends and inlay.method.reads_at(place) == "layer" else ""
+
+
 def _parameter_near(host: nn.Module, path: str) -> nn.Parameter:
     """A floating-point parameter at or above a module, for its device and dtype."""
     while True:
@@ -217,6 +223,9 @@ class Inlays(nn.Module):
         for place in self.places_of(inlay):
             if site_key(place.module, place.acts) not in self.sites:
                 self.sites[site_key(place.module, place.acts)] = self._site(host, place)
+            if (layer := _layer_read(inlay, place)) and site_key(layer) not in self.branches:
+                attention = self.anatomy.branches[f"{layer}.attention"]
+                self.branches[site_key(layer)] = LayerInput(host, layer, attention, self.acting)
         forget_compiled()
 
     def _site(self, host: PreTrainedModel, place: Place) -> Hooked:
@@ -234,7 +243,12 @@ class Inlays(nn.Module):
             end = self.anatomy.branches[place.branch]
             self.branches[site_key(place.branch)] = BranchInput(host, place.branch, end, self.acting)
         branch = self.branches[site_key(place.branch)] if place.branch else None
-        return Site(host, place.module, self.acting, branch, self.entry.real)  # type: ignore[arg-type]
+        alone = self.anatomy.causal or place.stack != "decoder"
+        layer = site_key(layer_of(place)) if place.branch.endswith(".ffn") else ""
+        return Site(
+            host, place.module, self.acting, branch, self.entry.real if alone else self.entry.written,  # type: ignore[arg-type]
+            self.branches, layer,
+        )  # fmt: skip
 
     def places_of(self, inlay: Inlay) -> list[Place]:
         places = [self.anatomy.places[place_id] for place_id in inlay.place_ids()]
@@ -250,9 +264,10 @@ class Inlays(nn.Module):
     def unhook_unneeded(self) -> None:
         """Take the hooks off the modules where no inlay has anything any more."""
         places = [place for inlay in self for place in self.places_of(inlay)]
+        layers = {_layer_read(inlay, place) for inlay in self for place in self.places_of(inlay)}
         for table, needed in (
             (self.sites, {site_key(place.module, place.acts) for place in places}),
-            (self.branches, {site_key(place.branch) for place in places}),
+            (self.branches, {site_key(name) for name in {place.branch for place in places} | layers}),
         ):
             for key in [key for key in table if key not in needed]:
                 table[key].unhook()  # type: ignore[operator]

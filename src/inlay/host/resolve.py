@@ -79,11 +79,36 @@ class Resolver:
             self._check_rows(setup, steps)
         return Plan(
             setup, steps, keeps=frozenset(self.keeps), lasts=frozenset(lasts), branches=frozenset(branches), rows=rows,
+            layers=self._layers(setup), whole_texts=self._whole_texts(setup),
             inputs=self._inputs(setup), weights=self._weights(setup), **self._fronts(setup),
             masks=any(self.inlay_named(name).method.reads_texts for name in names_in(setup)),
             pools=any(head.pooling for head in heads), per_token=any(head.per_token for head in heads),
             draws=tuple((inlay, inlay.draw) for inlay in map(self.inlay_named, names_in(setup))),  # type: ignore[misc]
         )  # fmt: skip
+
+    def _layers(self, setup: Setup) -> frozenset[str]:
+        """The layers whose input something reads."""
+        inlays = [self.inlay_named(name) for name in names_in(setup)]
+        ends = list(self.anatomy.of_kind("ffn", "ffn.raw"))
+        found = {p for p in ends for i in inlays if i.part(p) is not None and i.method.reads_at(p) == "layer"}
+        return frozenset(layer_of(place) for place in found)
+
+    def _whole_texts(self, setup: Setup) -> bool:
+        """Whether something attends to other tokens in a decoder; refused beside tokens that are run alone."""
+        written = [place for place in self.anatomy.of_kind("ffn", "ffn.raw") if place.stack == "decoder"]
+
+        def attends(inlay: Resident) -> bool:
+            return inlay.method.attends and any(inlay.part(place) is not None for place in written)
+
+        for each in self._by_row(setup, lambda inlay: (inlay,)):
+            attending = [inlay for inlay in each if attends(inlay)]
+            front = [inlay for inlay in each if inlay.part(self.anatomy.places["tokens"]) is not None]
+            if attending and front and self.anatomy.causal:
+                raise SetupError(
+                    f"{front[0].name!r} puts tokens in front that this decoder runs alone, so that "
+                    f"{attending[0].name!r} ({attending[0].method.kind}) could not attend to them. Use a Prefix."
+                )
+        return any(attends(self.inlay_named(name)) for name in names_in(setup))
 
     def _branch_of(self, module: str) -> str | None:
         return next((name for name, end in self.anatomy.branches.items() if module in end.modules), None)
@@ -321,6 +346,11 @@ def member_part(inlay: Resident, place: Place, anatomy: Anatomy) -> tuple[nn.Mod
         if near in anatomy.places and (part := inlay.part(anatomy.places[near])) is not None:
             return part, inlay.method.reads_at(anatomy.places[near])
     return None
+
+
+def layer_of(place: Place) -> str:
+    """The layer that a place is in: 'encoder.3'."""
+    return f"{place.stack}.{place.layer}"
 
 
 def _some(module: nn.Module | None) -> tuple[nn.Module, ...]:

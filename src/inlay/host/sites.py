@@ -61,17 +61,39 @@ class BranchInput(Hooked):
             slot.put(None)
 
 
+class LayerInput(Hooked):
+    """What one layer is given, until the end of its last branch."""
+
+    def __init__(self, host: nn.Module, name: str, attention: BranchEnd, active: Active) -> None:
+        super().__init__()
+        self.name = name
+        self.active = (active,)
+        self.at = attention.residual[1]
+        self.given = Slot()
+        first = host.get_submodule(attention.residual[0])
+        self.handles.append(first.register_forward_pre_hook(self.catch, with_kwargs=True))
+
+    def catch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.name in self.active[0].plan.layers:
+            self.given.put((*args, *kwargs.values())[self.at])
+
+    def clear(self) -> None:
+        self.given.put(None)
+
+
 class Site(Hooked):
     """One host module at which some inlay has a module."""
 
     def __init__(
-        self, host: nn.Module, path: str, active: Active, branch: BranchInput | None, real: Slot | None = None
+        self, host: nn.Module, path: str, active: Active, branch: BranchInput | None, real: Slot | None = None,
+        layers: nn.ModuleDict | None = None, layer: str = "",
     ) -> None:  # fmt: skip
         super().__init__()
         self.path = path
         self.active = (active,)
         self.branch = (branch,)
         self.real = real or Slot()
+        self.layers, self.layer = (layers,), layer  # whose input is caught, if a step reads it, comes and goes there
         self.handles.append(host.get_submodule(path).register_forward_hook(self.act))
 
     def act(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
@@ -84,10 +106,19 @@ class Site(Hooked):
         if step is None:
             return None
         earlier = branch.earlier() if plan.keeps else {}
-        seen = Seen(args, branch.residual.value, mask=self._mask(output), earlier=earlier)
+        whole = self._whole_layer() if plan.layers else None
+        given = None if whole is None else whole.given.value
+        mask = self._mask(output if given is None else given)
+        seen = Seen(args, branch.residual.value, mask=mask, layer=given, earlier=earlier)
         if self.path in plan.lasts:
             branch.clear()
+            if whole is not None:
+                whole.clear()
         return step(output, seen)
+
+    def _whole_layer(self) -> LayerInput | None:
+        layers = self.layers[0]
+        return None if layers is None else layers._modules.get(self.layer)  # type: ignore[return-value]
 
     def _mask(self, output: Tensor) -> Tensor | None:
         """Which tokens are real, if a step asks for it and the output has a row for each text."""

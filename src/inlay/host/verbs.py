@@ -105,6 +105,12 @@ def active(host: nn.Module) -> Setup:
     return inlays.active if inlays is not None else None
 
 
+def reads_whole_texts(host: nn.Module) -> bool:
+    """Whether what acts in a decoder attends to all tokens of a text, so that no cache can stand for them."""
+    inlays = getattr(bare(host), ATTRIBUTE, None)
+    return inlays is not None and inlays.acting.plan.whole_texts
+
+
 def train(
     host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None, host_too: bool = False
 ) -> None:  # fmt: skip

@@ -10,6 +10,7 @@ from inlay.methods.ia3 import IA3
 from inlay.methods.lora import LoRA
 from inlay.methods.lowrank import LowRank
 from inlay.methods.mixture import Mixture
+from inlay.methods.pal import PAL
 from inlay.methods.phm import PHM
 from inlay.methods.prefix import Prefix
 from inlay.methods.prompt import Prompt
@@ -19,6 +20,7 @@ from inlay.methods.unipelt import UniPELT
 __all__ = [
     "IA3",
     "METHODS",
+    "PAL",
     "PHM",
     "SAID",
     "AdapterDrop",

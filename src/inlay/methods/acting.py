@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from inlay.anatomy.places import Place
 
-Reads = Literal["output", "own", "residual", "stream", "normed", "input"]
+Reads = Literal["output", "own", "residual", "stream", "normed", "input", "layer"]
 """What a module reads at its place:
 
 output     h, the branch's output
@@ -25,6 +25,7 @@ residual   r, what the branch's output is added to
 stream     h + r
 normed     LN(h + r) in post-LN hosts, with the host's own norm of that place; h + r in pre-LN hosts
 input      the hooked module's own input (projections)
+layer      what the whole layer was given, before its attention
 """
 
 
@@ -39,13 +40,15 @@ class Seen:
     """Heads: the last hidden states (B, T, D)."""
     mask: Tensor | None = None
     """1 at real tokens, 0 at padding (B, T); for heads, and for what reads whole texts."""
+    layer: Tensor | None = None
+    """What the whole layer was given (B, T, D), where a step reads it."""
     earlier: Mapping[str, Tensor] = field(default_factory=dict)
     """Inputs of modules that ran before this one at the same branch's end, by their names."""
 
     def rows(self, take: Callable[[Tensor], Tensor]) -> Seen:
         """The same for some rows of the batch only."""
         args = tuple(take(x) if isinstance(x, Tensor) else x for x in self.args)
-        rest = {k: take(x) for k in ("residual", "hidden", "mask") if (x := getattr(self, k)) is not None}
+        rest = {k: take(x) for k in ("residual", "hidden", "mask", "layer") if (x := getattr(self, k)) is not None}
         return replace(self, args=args, earlier={k: take(x) for k, x in self.earlier.items()}, **rest)
 
 
@@ -111,6 +114,9 @@ def read(reads: Reads, h: Tensor, seen: Seen, place: Place, norm: Step | None) -
         return part_of(h, place)
     if reads == "input":
         return seen.earlier[place.module] if place.module in seen.earlier else seen.args[0]
+    if reads == "layer":
+        assert seen.layer is not None
+        return seen.layer
     assert seen.residual is not None
     if reads == "residual":
         return seen.residual

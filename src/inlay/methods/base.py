@@ -57,6 +57,8 @@ class Method(Config):
     """Whether it can be added by itself with nothing but its defaults."""
     reads_texts: ClassVar[bool] = False
     """Whether its modules read whole texts, and have to know which tokens are real."""
+    attends: ClassVar[bool] = False
+    """Whether its modules look at other tokens of a text, so that a decoder has to hand them the whole of it."""
     mixes: ClassVar[tuple[str, ...]] = ()
     """The projections of its modules that a mixture can hold alternatives of; none: no mixture can hold it."""
 

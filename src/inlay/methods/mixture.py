@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError
-from inlay.methods.acting import Draw, Reads
+from inlay.methods.acting import Draw, Reads, Spot, Step
 from inlay.methods.base import Method, method_from, register
 
 Routing = Literal["merged", "random", "first", "learned"]
@@ -195,7 +195,7 @@ class Mixture(Method):
         if not isinstance(method, Method) or not method.mixes:
             raise ValueError(
                 "a mixture takes a method with two projections, such as inlay.Pfeiffer() or inlay.LoRA(), "
-                "or one of prompts, prefixes or IA3"
+                "or one of prompts, prefixes, PALs or IA3"
             )
         return method
 
@@ -211,6 +211,13 @@ class Mixture(Method):
     @property
     def reads_texts(self) -> bool:  # type: ignore[override]
         return self.routing == "learned" or bool(self.method.reads_texts)
+
+    @property
+    def attends(self) -> bool:  # type: ignore[override]
+        return bool(self.method.attends)
+
+    def step(self, spot: Spot) -> Step:
+        return self.method.step(spot)
 
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         for place in self.method.places(anatomy):

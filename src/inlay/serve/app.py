@@ -45,7 +45,7 @@ from inlay.serve.keys import Keys
 from inlay.serve.logs import LOG
 from inlay.serve.metrics import Metrics
 from inlay.serve.pieces import piece_at
-from inlay.serve.roots import below
+from inlay.serve.roots import below, inside
 from inlay.serve.shelf import Model
 from inlay.training.recipe import Generation
 
@@ -315,7 +315,7 @@ def _add_loading(app: FastAPI, engine: Engine, keys: Keys, root: Path | None) ->
 
         def work() -> None:
             folder = below(here, body.path)
-            engine.put(piece_at(folder, name))
+            engine.put(piece_at(folder, name, inside(here)))
 
         new = name not in engine.models
         engine.check_open()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Piece:
     inlay: Path | None
     """The folder of its inlay; None: the host alone answers."""
     members: tuple[Path, ...] = ()
-    """What its fusion is over, where the run has that beside it."""
+    """What its fusion is over, where that lies beside it."""
     own_host: bool = False
     """Whether it changed the whole host."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ def pieces_of(paths: Sequence[str]) -> list[Piece]:
         problems.append(f"{' and '.join(same)} are both called {name!r}. Give one another name: NAME=PATH.")
     if problems:
         raise CheckpointError("\n".join(problems))
-    return sorted(found, key=lambda piece: bool(piece.needs and not piece.members))  # such fusions need others first
+    return sorted(found, key=lambda piece: len(piece.members) < len(piece.needs))  # such fusions need others first
 
 
 def _named(given: str) -> tuple[str | None, str]:
@@ -141,12 +141,15 @@ def _best_cells(folder: Path) -> list[Piece]:
     return [replace(_run(Run(view.folder.cell(cell))), name=names[key]) for key, (_, cell) in best.items()]
 
 
-def piece_at(folder: Path, name: str | None = None) -> Piece:
-    """The run or inlay of one folder, under its own or another name."""
+def piece_at(folder: Path, name: str | None = None, allowed: Callable[[Path], bool] = Path.is_dir) -> Piece:
+    """The run or inlay of one folder, under its own or another name.
+
+    allowed: whether a folder beside it may be opened, where the members of a fusion may be.
+    """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder. Give a run, or an inlay.")
     run = run_at(folder)
-    return _renamed(_inlay(folder) if run is None else _run(run.of_one_task()), name, False)
+    return _renamed(_inlay(folder, allowed) if run is None else _run(run.of_one_task()), name, False)
 
 
 def _run(run: Run) -> Piece:
@@ -161,13 +164,24 @@ def _run(run: Run) -> Piece:
     )  # fmt: skip
 
 
-def _inlay(folder: Path) -> Piece:
+def _inlay(folder: Path, allowed: Callable[[Path], bool] = Path.is_dir) -> Piece:
     manifest = read_manifest(folder)
     task, max_length = task_of(manifest)
+    members = [_beside(folder, member, allowed) for member in manifest.members]
     return Piece(
         manifest.name, folder, task, max_length, manifest.host["name"] or None, folder,
-        config=generation_of(manifest), needs=tuple(manifest.members),
+        tuple(member for member in members if member is not None), config=generation_of(manifest),
+        needs=tuple(manifest.members),
     )  # fmt: skip
+
+
+def _beside(folder: Path, member: str, allowed: Callable[[Path], bool]) -> Path | None:
+    """Where a fusion's run keeps a member, or what has its name beside the fusion; loading tells if it is another."""
+    places = (folder.absolute().parent / "members" / member, folder.absolute().parent / member)
+    for place in places if NAME.fullmatch(member) else ():
+        if allowed(place) and (place / MANIFEST).is_file():
+            return place
+    return None
 
 
 def common_host(pieces: Iterable[Piece], given: str | None) -> str:

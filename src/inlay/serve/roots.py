@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from inlay.serve.errors import Forbidden, Invalid, NotFound
+from inlay.serve.errors import Forbidden, Invalid, NotFound, ServeError
 
 MOST = 10_000
 """Files of one run."""
@@ -37,3 +38,16 @@ def below(root: Path, given: str) -> Path:
             if file.is_symlink() and not Path(os.path.realpath(file)).is_relative_to(real_root):
                 raise Forbidden(f"{name!r} in it leads out of the server's root folder.")
     return folder
+
+
+def inside(root: Path) -> Callable[[Path], bool]:
+    """Whether a folder is below the root, with all that is in it."""
+
+    def check(folder: Path) -> bool:
+        try:
+            below(root, str(folder.relative_to(os.path.realpath(root))))
+        except (ServeError, ValueError):
+            return False
+        return True
+
+    return check

@@ -93,8 +93,6 @@ class Shelf:
         self.models: dict[str, Model] = {}
         self.retired: list[Model] = []
         self.used: Counter[str] = Counter()
-        self.called: dict[str, str] = {}
-        """Name on the host → the name that it was saved under."""
         self.shared: dict[str, str] = {}
         """Digest of a member's manifest → its name on the host."""
         self.numbers = count(1)
@@ -167,18 +165,9 @@ class Shelf:
         alone = self.joiner.must_be_alone(plan) or codec.form == "text"
         return Model(
             piece.name, piece, own, plan, codec, ("alone", next(self.numbers)) if alone else "together",
-            self._by_call(method.members) if isinstance(method, Fusion) else {},
+            _by_name(piece, method) if isinstance(method, Fusion) else {},
             "host" if method is None else method.kind, uses, piece_mark=mark,
         )  # fmt: skip
-
-    def _by_call(self, members: tuple[str, ...]) -> dict[str, str]:
-        """Members by the names that they were saved under, numbered where two have the same."""
-        found: dict[str, str] = {}
-        for member in members:
-            name = self.called.get(member, member)
-            numbered = (name if n == 1 else f"{name}-{n}" for n in count(1))
-            found[next(each for each in numbered if each not in found)] = member
-        return found
 
     def _member(self, folder: Path, fresh: list[str]) -> None:
         digest = read_manifest(folder).sha256
@@ -192,7 +181,6 @@ class Shelf:
         free_name(self.host, own)
         load(self.host, folder, name=own, head=head, any_host=self.allowed.any_host)
         fresh.append(own)
-        self.called[own] = name
         return own
 
     # going
@@ -222,7 +210,6 @@ class Shelf:
             remove(self.host, name)
         for name in names:
             self.used.pop(name, None)
-            self.called.pop(name, None)
             self.shared = {digest: there for digest, there in self.shared.items() if there != name}
 
     # running
@@ -246,3 +233,10 @@ class Shelf:
         while len(model.pinned) > KEPT:
             model.pinned.popitem(last=False)
         return model.pinned[setup]
+
+
+def _by_name(piece: Piece, fusion: Fusion) -> dict[str, str]:
+    """A fusion's members by the names that it was saved with, whatever they are called on this host."""
+    assert piece.inlay is not None
+    saved = read_manifest(piece.inlay).method["members"]
+    return dict(zip(saved, fusion.members, strict=True))

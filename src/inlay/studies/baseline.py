@@ -51,22 +51,21 @@ def fit(host_name: str, prepared: Prepared, strengths: Sequence[float], max_leng
             f"{task.name} ({task.kind}): regression on embeddings answers classification, regression, choice."
         )
     embed = _Embedder(host_name, max_length)
-    train, validation, judged = (
-        _features(embed, part) for part in (prepared.train, prepared.validation, prepared.split(prepared.judge))
-    )
+    train, judged = (_features(embed, part) for part in (prepared.train, prepared.split(prepared.judge)))
+    validation = _features(embed, prepared.validation) if prepared.validation else judged[:0]
     best: tuple[float, Fitted] | None = None
+    if not prepared.validation:  # nothing to choose by
+        strengths = [1.0 if 1.0 in strengths else strengths[0]]
     for strength in strengths:
         model = _model(task, strength)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a regression that has not quite converged is judged like any other
             model.fit(train, _targets(task, prepared.train))
-        seen = score(
-            task,
-            [e.target for e in prepared.validation],
-            _said(task, model, validation, prepared.validation),
-            [e.group for e in prepared.validation],
-        )
-        value = seen[task.main]
+        seen: dict[str, float] = {}
+        if prepared.validation:
+            targets, groups = zip(*((e.target, e.group) for e in prepared.validation), strict=True)
+            seen = score(task, list(targets), _said(task, model, validation, prepared.validation), list(groups))
+        value = seen.get(task.main, 0.0)
         if best is None or value > best[0]:
             size = int(np.size(model.coef_) + np.size(model.intercept_))
             said = _said(task, model, judged, prepared.split(prepared.judge))

@@ -3,6 +3,7 @@
 study.json              the study, and the digests of its hosts and rows: enough to make tables on another machine
 cells/<name>/           one cell: a run folder, and cell.json when it is done
 cells/<name>/cell.json  what tables and figures need of it, small, signed, without a row of the data
+records/<name>.json     the same of a cell that was run elsewhere: it counts as done
 failed/<name>.json      how often a cell broke, and how
 leases/<name>           held by the process that runs the cell, and free again when that ends, however it ends
 log.jsonl               when each cell was begun, and how it ended
@@ -14,6 +15,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ from inlay.storage.files import write_whole
 from inlay.storage.plain_json import as_json, read_json
 
 FORMAT = 1
-STUDY, RESULT, LOG = "study.json", "cell.json", "log.jsonl"
+STUDY, RESULT, LOG, RECORDS, FAILED = "study.json", "cell.json", "log.jsonl", "records", "failed"
+PART, PARTS = "part.json", "parts"
+"""Which joint cell a cell is a part of; what a joint cell knows of each task."""
 LARGEST_RESULT = 32 << 20
 Result = dict[str, Any]
 """What cell.json holds."""
@@ -93,17 +97,33 @@ class StudyFolder:
         return leases / name
 
     def result(self, name: str) -> Result | None:
-        """What a cell that is done has to say; None where it is not done."""
-        file = self.cells / name / RESULT
-        try:
-            text = file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        return read_result(text, file, name)
+        """What a cell that is done has to say; None where it is not done.
+
+        A record comes first: where a cell is run again for its weights alone, nothing that is known changes.
+        """
+        for file in (self.record(name), self.cells / name / RESULT):
+            try:
+                text = file.read_text(encoding="utf-8")
+            except FileNotFoundError:
+                continue
+            return read_result(text, file, name)
+        return None
+
+    def record(self, name: str) -> Path:
+        """Where the record of a cell that was run elsewhere is."""
+        return self.folder / RECORDS / f"{name}.json"
 
     def write_result(self, name: str, result: Result) -> None:
         """The last thing that is written of a cell."""
         write_whole(self.cells / name / RESULT, as_json(signed({"format": FORMAT, "cell": name} | result)) + "\n")
+
+    def as_record(self, name: str) -> None:
+        """Of a cell whose weights are gone, keep the result as a record, so that the cell's folder is free."""
+        file = self.cells / name / RESULT
+        if file.is_file():
+            self.record(name).parent.mkdir(exist_ok=True)
+            file.replace(self.record(name))
+            shutil.rmtree(self.cells / name, ignore_errors=True)
 
     def failure(self, name: str) -> Failure | None:
         file = self._failure_file(name)
@@ -114,7 +134,7 @@ class StudyFolder:
 
     def failures(self) -> set[str]:
         """The cells that broke at least once."""
-        folder = self.folder / "failed"
+        folder = self.folder / FAILED
         return {file.stem for file in folder.iterdir()} if folder.is_dir() else set()
 
     def note_failure(self, name: str, error: str, *, final: bool) -> Failure:
@@ -128,7 +148,7 @@ class StudyFolder:
         self._failure_file(name).unlink(missing_ok=True)
 
     def _failure_file(self, name: str) -> Path:
-        return self.folder / "failed" / f"{name}.json"
+        return self.folder / FAILED / f"{name}.json"
 
     def log(self, event: str, name: str, **more: Any) -> None:
         """One line, written at once: several processes may write to the same log."""
@@ -149,8 +169,37 @@ class StudyFolder:
             return True
 
     def has_weights(self, name: str) -> bool:
-        """Whether a cell's inlay is here, and not its record alone."""
-        return (self.cells / name / "inlay" / "inlay.json").is_file()
+        """Whether what a cell trained is here, and not its record alone."""
+        if (whole := self.joint_of(name)) is not None:
+            return (self.place(name) / "inlay.json").is_file() and (self.cells / whole / PARTS).is_dir()
+        folder = self.cells / name
+        return (folder / "inlay" / "inlay.json").is_file() or (folder / PARTS).is_dir()
+
+    # one task of a joint training
+
+    def joint_of(self, name: str) -> str | None:
+        """The joint cell that a cell is one task of; None: it was trained by itself."""
+        file = self.cells / name / PART
+        return str(read_json(file)["cell"]) if file.is_file() else None
+
+    def note_part(self, name: str, whole: str, task: str) -> None:
+        write_whole(self.cells / name / PART, as_json({"cell": whole, "task": task}) + "\n")
+
+    def place(self, name: str) -> Path:
+        """The run of a cell, or the inlay of one task of a joint one."""
+        file = self.cells / name / PART
+        if not file.is_file():
+            return self.cells / name
+        found = read_json(file)
+        return self.cells / found["cell"] / "inlays" / found["task"]
+
+    def host_of(self, names: Sequence[str]) -> str | None:
+        """The host that joint training left, where these cells are tasks of it."""
+        for name in names:
+            whole = self.joint_of(name)
+            if whole is not None and (self.cells / whole / "host" / "config.json").is_file():
+                return str(self.cells / whole / "host")
+        return None
 
     def drop_host(self, name: str) -> None:
         """Delete the host of a cell of full fine-tuning; its scores and its page stay."""
@@ -168,7 +217,6 @@ def read_result(text: str, file: Path, name: str) -> Result:
         if found.get("sha256") != record_digest(found):
             raise ValueError("its content does not match its sha256")
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{file} is cut or altered: {error}. Delete the folder {file.parent} to run the cell again."
-        ) from None
+        what = f"the folder {file.parent}" if file.name == RESULT else "it"
+        raise CheckpointError(f"{file} is cut or altered: {error}. Delete {what} to run the cell again.") from None
     return found

@@ -48,7 +48,7 @@ class Costs:
             if peak:
                 key = self._like(draft.slot)
                 self.peaks[key] = max(peak, self.peaks.get(key, 0.0))
-            seconds = result.get("seconds")
+            seconds = result.get("whole_seconds")  # with reading, opening and judging
             if seconds and not result.get("resumed"):
                 self.took[draft.slot.way, draft.slot.task, draft.slot.rows, draft.slot.host].append(seconds)
                 self.ratios.append(seconds / max(1e-6, self.guess(draft)))
@@ -89,9 +89,12 @@ class Costs:
         epochs = settings.get("epochs") or {"embeddings": 1, "route": 0}.get(draft.work, 10)
         tokens = min(int(settings.get("max_length", 256)), 48)
         judged = USUAL_JUDGED + epochs * min(settings.get("eval_rows") or 1000, 1000, max(50, rows // 10))
-        train = {"full": 6.0, "head": 2.0}.get(settings["mode"], 4.0) * (len(draft.members) / 8 + 1)
+        train = {"full": 6.0, "mt-a": 6.0, "head": 2.0}.get(settings["mode"], 4.0) * (len(draft.members) / 8 + 1)
         if draft.work == "embeddings":
             train = 2.0
+        if draft.work == "part":
+            return 0.1
+        rows *= len(settings.get("tasks", ("one",)))
         passes = 2 if settings.get("method") == "mixture" else 1
         work = size / 4 * tokens * (rows * epochs * train * passes + 2.0 * judged)
         return 1.0 + work / (self.speed() * 1e9)
@@ -124,11 +127,13 @@ class Costs:
         if known is not None:
             return known
         size = host_size(self.view.plan.study.hosts[cell.slot.host]) / 1024**2
-        return BASE_MEGABYTES + size * (5 if cell.draft.settings["mode"] == "full" else 2)
+        return BASE_MEGABYTES + size * (5 if cell.draft.settings["mode"] in ("full", "mt-a") else 2)
 
     def disk(self, draft: Draft) -> float:
         """Megabytes that stay: an inlay's, a fusion's with its members, or a host's where it is kept."""
         size = host_size(self.view.plan.study.hosts[draft.slot.host]) / 1024**2
+        if draft.work == "joint":
+            return size * 1.1 if draft.settings["mode"] == "mt-a" else 0.1 * size
         if draft.work != "train":
             return 0.01
         mode = draft.settings["mode"]

@@ -16,12 +16,12 @@ ROWS = 8
 
 
 def step_costs(job: Any) -> dict[str, float]:
-    """One step on a few validation rows; nothing is learned from it."""
+    """One step on a few rows; nothing is learned from it."""
     from torch.utils.flop_counter import FlopCounterMode
 
     from inlay.training.objectives import Portion, objective_for
 
-    some = job.codec.encode(job.prepared.validation[:ROWS])
+    some = job.codec.encode((job.prepared.validation or job.prepared.train)[:ROWS])
     rows = len(some.examples)
     batch = some.features.collate(list(range(rows)))
     batch = {name: tensor.to(job.host.device) for name, tensor in batch.items()}

@@ -28,13 +28,14 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inlay.config import Config
 from inlay.errors import ConfigError, InlayError, nearest
+from inlay.runs.joint_settings import JOINT_ONLY
 from inlay.runs.settings import Settings
 from inlay.runs.yaml_text import read_yaml
 
 ALL = "all"
 """Every training row, every task."""
 Rows = int | Literal["all"]
-Kind = Literal["inlay", "head", "full", "fusion", "sequential", "embeddings", "routing"]
+Kind = Literal["inlay", "head", "full", "fusion", "sequential", "joint", "embeddings", "routing"]
 DECIDED = ("host", "out", "task", "mode", "members", "start", "from", "rows", "seed", "name", "trackers", "threads")
 """Settings that the study itself says."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,47}")
@@ -55,7 +56,8 @@ class Way(Config):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     kind: Kind = "inlay"
-    """inlay, head, full, fusion, sequential, embeddings (logistic regression on them), routing (of a mixture)."""
+    """inlay, head, full, fusion, sequential, joint (of all its tasks), embeddings (a logistic regression),
+    routing (of a mixture)."""
     title: str | None = None
     """What tables call it; by default its name."""
     show: bool = True
@@ -72,6 +74,8 @@ class Way(Config):
     """Kind fusion: what is fused, the target's own last."""
     start: Member | None = None
     """Kind sequential: what it starts from (`from` in the file); the best one by the validation rows."""
+    joint: Literal["mt-a", "inlay", "full", "head"] | None = None
+    """Kind joint: what is trained: mt-a (the default: the host, and an inlay for each task), inlay, full or head."""
     of: str | None = None
     """Kind routing: the way whose mixtures are asked."""
     routing: Literal["merged", "random", "first", "ensemble"] | None = None
@@ -263,9 +267,11 @@ def _settings(study: Study) -> list[str]:
         places += [(f"way {name!r}, by_rows {rows}", said) for rows, said in way.by_rows.items()]
         if way.kind != "embeddings":
             places += [(f"way {name!r}, grid", {key.partition(".")[0]: None for key in way.grid})]
-    known = [name for name in Settings.model_fields if name not in DECIDED]
+    single = [name for name in Settings.model_fields if name not in DECIDED]
+    joint = {f"way {name!r}" for name, way in study.ways.items() if way.kind == "joint"}
     found = []
     for where, said in places:
+        known = [*single, *(name for name in JOINT_ONLY if name != "tasks")] if where.split(",")[0] in joint else single
         own = Way.model_fields if where.startswith("way") else Study.model_fields if where == "settings" else {}
         for name in said:
             if name in DECIDED:
@@ -305,6 +311,9 @@ def _way(study: Study, name: str) -> list[str]:
             found.append(f"{where} needs {spelt}.")
         if way.kind != kind and getattr(way, field):
             found.append(f"{where} does not use {spelt}; kind {kind} does.")
+    if way.kind != "joint" and way.joint is not None:
+        found.append(f"{where} does not use joint; kind joint does.")
+    found += _joint_members(study, way, where)
     if way.kind == "routing" and way.routing is None:
         found.append(f"{where} needs routing: merged, random, first or ensemble.")
     if way.kind == "routing" and way.of and not _is_mixture(study, study.ways[way.of]):
@@ -325,14 +334,33 @@ def _way(study: Study, name: str) -> list[str]:
             continue
         tried.add(alike)
         try:
-            for draft in drafts(study, slot):
+            made = drafts(study, slot)
+            if len(made) > 1 and not made[0].checked().validation:
+                raise ConfigError("without validation rows (validation: false) there is nothing to choose by: no grid.")
+            for draft in made:
                 draft.check()
+                if draft.work == "part" and draft.of is not None:
+                    for whole in drafts(study, draft.of):
+                        whole.check()
         except InlayError as error:
             told = str(error).replace("Settings has", "there is").replace("Settings.", "")
             for line in told.split("\n"):
                 problems.setdefault(line, []).append(slot.task)
     every = set(study.tasks_of(way.tasks))
     return [f"{where}{_those(tasks, every)}: {line}" for line, tasks in problems.items()]
+
+
+def _joint_members(study: Study, way: Way, where: str) -> list[str]:
+    """A joint way has a host of its own, so that what is made of it is made of nothing else."""
+    joint = [name for name in dict.fromkeys(way.needs()) if study.ways[name].kind == "joint"]
+    found = [
+        f"{where}: {name!r} trains {study.ways[name].joint} and leaves no inlays to build on." for name in joint
+        if study.ways[name].joint in ("full", "head")
+    ]  # fmt: skip
+    if joint and len(set(way.needs())) > 1:
+        others = ", ".join(repr(name) for name in dict.fromkeys(way.needs()) if name != joint[0])
+        found.append(f"{where}: {joint[0]!r} trains its own host, so nothing of {others} can be beside it.")
+    return found
 
 
 def _those(tasks: Sequence[str], every: set[str]) -> str:

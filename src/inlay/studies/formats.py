@@ -195,7 +195,7 @@ def _long(view: View, table: Table, line: Line, task: str, entry: Entry, seed: i
     row: list[Any] = [table.host, table.rows or "all", task, line.way, seed, state, entry.metric]
     if result is None:
         return [*row, "", "", chosen, *against, "", "", "", "", ""]
-    validation = next(iter(result["validation"].values()))
+    validation = next(iter(result["validation"].values()), None)
     scores = [f"{entry.scores[seed]:.4f}" if seed in entry.scores else ""]
     scores += ["" if validation is None else f"{100 * validation:.4f}"]
     return [

@@ -92,7 +92,7 @@ def costs(view: View, table: Table) -> list[tuple[Any, ...]]:
 def _epoch(view: View, result: dict[str, Any]) -> float | None:
     """Seconds of one pass over the training rows, evaluations included."""
     steps, seconds = result.get("steps"), result.get("seconds")
-    if not steps or not seconds or result.get("resumed"):
+    if not steps or not seconds or result.get("resumed") or result["work"] == "part":
         return None
     batch = result["identity"]["settings"].get("batch_size", 32)
     return float(seconds) * math.ceil(result["rows"]["train"] / batch) / float(steps)

@@ -113,7 +113,10 @@ class Plan:
         """Everything that decides a candidate's result."""
         slot = draft.slot
         found: dict[str, Any] = {"code": CODE, "work": draft.work, "host": self.hosts[slot.host]}
-        found |= {"rows": self.rows[slot.task], "settings": draft.deciding()}
+        rows: Any = self.rows.get(slot.task)
+        if draft.work == "joint":
+            rows = {task: self.rows[task] for task in draft.settings["tasks"]}
+        found |= {"rows": rows, "settings": draft.deciding()}
         if draft.members:
             found["members"] = [cells[member] for member in draft.members]
         for name in ("start", "of"):

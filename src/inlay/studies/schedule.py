@@ -17,6 +17,7 @@ from typing import Any
 from inlay.studies.costs import Costs
 from inlay.studies.engines.base import Ended, Engine, Moved
 from inlay.studies.plan import Cell, View
+from inlay.studies.records import Records
 
 ELSEWHERE = 1.0
 """Seconds until a cell that another process runs is looked at again."""
@@ -47,6 +48,8 @@ class Schedule:
     view: View
     engine: Engine
     tell: Callable[[Progress, View], None] = lambda progress, view: None
+    records: Records | None = None
+    """Where a record of every cell that is done is written at once."""
 
     def __post_init__(self) -> None:
         self.running: dict[str, Moved | None] = {}
@@ -87,7 +90,8 @@ class Schedule:
         """A cell as its worker needs it: plain data."""
         study = self.view.plan.study
         settings = {name: str(v) if isinstance(v, Path) else v for name, v in cell.draft.settings.items()}
-        settings |= {"host": study.hosts[cell.slot.host], "name": _inlay_name(cell)}
+        settings |= {"host": study.hosts[cell.slot.host]}
+        settings |= {} if cell.draft.work == "joint" else {"name": _inlay_name(cell)}  # there each task has its own
         return {
             "folder": str(self.view.folder.folder.absolute()),
             "cell": cell.name,
@@ -98,7 +102,7 @@ class Schedule:
             "of": cell.of,
             "more": dict(cell.draft.more),
             "identity": dict(cell.identity),
-            "drop_host": study.keep == "inlays",
+            "drop_host": study.keep == "inlays" and settings["mode"] == "full",
             "again": cell.name in self.view.results,
         }
 
@@ -125,6 +129,8 @@ class Schedule:
 
     def _look(self) -> None:
         self.view.look()
+        if self.records is not None:
+            self.records.add(self.view)
         self.costs.learn()
         self.left = self.costs.left()
 

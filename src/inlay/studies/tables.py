@@ -95,9 +95,13 @@ class Table:
     reference: str | None
     tests: tuple[str, ...]
     """Which tests were used."""
+    per_class: int | None = None
+    """Training rows of each class, where the study says so of all ways."""
 
     @property
     def title(self) -> str:
+        if self.rows is None and self.per_class is not None:
+            return f"{self.host}, {self.per_class:,} training rows of each class"
         return f"{self.host}, {'all' if self.rows is None else format(self.rows, ',')} training rows"
 
     def best(self, task: str) -> float | None:
@@ -168,6 +172,7 @@ def _table(
         host, rows, tasks, {task: _metric(compared, task) for task in tasks}, _judged(results, tasks), tuple(groups),
         tuple(lines), tuple(sorted({slot.seed for slot in slots})), reference if reference in ways else None,
         tuple(sorted({e.against.test for e in compared.values() if e.against is not None})),
+        study.settings.get("per_class"),
     )  # fmt: skip
 
 

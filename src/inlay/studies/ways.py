@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inlay.errors import ConfigError
+from inlay.runs.joint_settings import OF_ONE_TASK, OWN, JointSettings, settings_from
 from inlay.runs.settings import Settings, unused
 from inlay.studies.file import Member, Study, Way
 
-Work = Literal["train", "embeddings", "route"]
+Work = Literal["train", "joint", "part", "embeddings", "route"]
+JOINT = "(joint)"
+"""Stands for the task in the slot of a joint training; each task of it is a slot of its own, filled from that one."""
 PATHS = ("data_dir", "train_file", "validation_file", "test_file")
 """Settings that say where rows are, and not which."""
 NOT_DECIDING = {"out", "host", "recipe", "threads", "trackers", "members", "start", "name", *PATHS}
@@ -68,11 +71,16 @@ class Draft:
             said["members"] = (path,) * len(self.members)
         if self.start is not None:
             said["start"] = path
-        return Settings(**said)
+        return settings_from(said)
 
     def check(self) -> None:
         """Refuse what no job could be run with."""
+        if self.work == "part":
+            return
         settings = self.checked()
+        if isinstance(settings, JointSettings):
+            _check_joint(settings)
+            return
         problems = unused(settings)
         if settings.splits == "official" and "test_file" not in self.settings and settings.train_file is not None:
             problems.append(
@@ -91,6 +99,8 @@ class Draft:
 
     def deciding(self) -> dict[str, Any]:
         """The settings that decide the result: those that differ from the defaults, without paths and names."""
+        if self.work == "part":  # all else is in what it is a part of
+            return dict(self.settings)
         return dict(_deciding(_frozen(dict(self.settings) | {"seed": 0}))) | {"seed": self.settings["seed"]}
 
 
@@ -135,7 +145,20 @@ def _sequential(study: Study, way: Way, slot: Slot) -> list[Draft]:
 def _embeddings(study: Study, way: Way, slot: Slot) -> list[Draft]:
     """One cell tries every C on the same embeddings."""
     ((settings, _),) = _points(study, way.model_copy(update={"grid": {}}), slot, "head")
-    kept = ("recipe", "task", "mode", "rows", "rows_seed", "seed", "splits", "max_length", "eval_rows", *DATA)
+    kept = (
+        "recipe",
+        "task",
+        "mode",
+        "rows",
+        "rows_seed",
+        "per_class",
+        "validation",
+        "seed",
+        "splits",
+        "max_length",
+        "eval_rows",
+        *DATA,
+    )
     said = {name: value for name, value in settings.items() if name in kept}
     return [Draft(slot, "embeddings", said, more={"C": list(map(float, way.grid.get("C", DEFAULT_C)))})]
 
@@ -148,12 +171,39 @@ def _routing(study: Study, way: Way, slot: Slot) -> list[Draft]:
     return [Draft(slot, "route", settings, of=_alike(study, slot, way.of, slot.task), more=more)]
 
 
+def _joint(study: Study, way: Way, slot: Slot) -> list[Draft]:
+    """One training of all tasks, and for each task what came of it."""
+    if slot.task != JOINT:
+        settings = {"task": slot.task, "mode": "inlay", "seed": slot.seed}
+        return [Draft(slot, "part", settings, of=replace(slot, task=JOINT))]
+    tasks = study.tasks_of(way.tasks)
+    found = []
+    for settings, point in _points(study, way, slot, way.joint or "mt-a"):
+        common = {name: value for name, value in settings.items() if name not in OF_ONE_TASK}
+        own = {name: value for name, value in settings.items() if name in OF_ONE_TASK and name != "task"}
+        said = {task: own | {n: v for n, v in study.tasks[task].items() if n in OWN} for task in tasks}
+        found.append(Draft(slot, "joint", common | {"tasks": said}, point))
+    return found
+
+
+def _check_joint(settings: JointSettings) -> None:
+    problems = settings.of_no_use()
+    if len(settings.tasks) < 2:
+        problems.append(f"a joint training needs at least two tasks, here it has {len(settings.tasks)}.")
+    for name, own in settings.tasks:
+        settings.task_settings(name, own)
+    settings.drawing()
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
 KINDS: dict[str, Callable[[Study, Way, Slot], list[Draft]]] = {
     "inlay": _trained("inlay"),
     "head": _trained("head"),
     "full": _trained("full"),
     "fusion": _fusion,
     "sequential": _sequential,
+    "joint": _joint,
     "embeddings": _embeddings,
     "routing": _routing,
 }
@@ -170,13 +220,13 @@ def _points(study: Study, way: Way, slot: Slot, mode: str) -> Iterator[tuple[dic
     """Settings and grid point of each candidate."""
     rows: Any = slot.rows if slot.rows is not None else "all"
     layers = (
-        {"splits": "held_out"}, study.settings, study.by_rows.get(rows, {}), study.tasks[slot.task], way.settings,
-        way.by_rows.get(rows, {}),
+        {"splits": "held_out"}, study.settings, study.by_rows.get(rows, {}), study.tasks.get(slot.task, {}),
+        way.settings, way.by_rows.get(rows, {}),
     )  # fmt: skip
     said: dict[str, Any] = {}
     for layer in layers:
         said = joined(said, layer)
-    if mode != "inlay":  # what a study says of every inlay's method is not for the others
+    if mode not in ("inlay", "mt-a"):  # what a study says of every inlay's method is not for the others
         said = {
             name: value for name, value in said.items() if name not in ("method", "options") or name in way.settings
         }
@@ -184,7 +234,9 @@ def _points(study: Study, way: Way, slot: Slot, mode: str) -> Iterator[tuple[dic
     if _in_data_dir(study, said):
         said["data_dir"] = study.data_dir
     if slot.rows is not None:
-        said |= {"rows": slot.rows, "rows_seed": said.get("rows_seed", slot.seed)}
+        said |= {"rows": slot.rows}
+    if slot.rows is not None or said.get("per_class") is not None:  # each seed draws its own
+        said.setdefault("rows_seed", slot.seed)
     for values in product(*way.grid.values()):
         point = dict(zip(way.grid, values, strict=True))
         whole = said
@@ -249,5 +301,8 @@ def _thawed(value: Any) -> Any:
 @cache
 def _deciding(frozen: Any) -> dict[str, Any]:
     """Cells that differ by their seed alone are read once: a plan of thousands is made in a moment."""
-    settings = Settings(host="host", out=Path("unnamed"), **_thawed(frozen))
-    return settings.model_dump(mode="json", exclude_defaults=True, exclude=NOT_DECIDING)
+    settings = settings_from({"host": "host", "out": Path("unnamed")} | _thawed(frozen))
+    found = settings.model_dump(mode="json", exclude_defaults=True, exclude=NOT_DECIDING)
+    if isinstance(settings, JointSettings):
+        found["tasks"] = {task: {n: v for n, v in own.items() if n not in PATHS} for task, own in found["tasks"]}
+    return found

@@ -3,7 +3,7 @@
 A description is plain data, so that it can be sent anywhere:
 
     folder, cell       the study's folder and the cell's name
-    work               train, embeddings or route
+    work               train, joint, part, embeddings or route
     settings           as `inlay train` has them, the host's place among them
     members, start, of the names of the cells that it needs
     identity           all that decides its name
@@ -25,7 +25,8 @@ from inlay.errors import ConfigError, InlayError
 from inlay.storage.files import write_whole
 from inlay.storage.locks import InUse, locked
 from inlay.storage.plain_json import as_json, read_json
-from inlay.studies.cells import RESULT, Result, StudyFolder
+from inlay.studies.cells import PARTS, Result, StudyFolder
+from inlay.studies.ways import JOINT
 
 Ending = Literal["finished", "elsewhere", "interrupted", "failed", "full"]
 """How running a cell ended. elsewhere: another process has it. full: the disk is."""
@@ -45,7 +46,7 @@ def run_cell(cell: Description, watch: Any = None) -> tuple[Ending, str]:
             if folder.result(name) is not None:
                 if not cell.get("again") or folder.has_weights(name):
                     return "finished", ""
-                (folder.cell(name) / RESULT).unlink()  # a record alone: its weights are needed
+                folder.as_record(name)  # its weights are needed; what it said stays
             folder.log("begin", name)
             ending, error = _run(folder, name, cell, watch)
             folder.log(ending, name, **({"error": error.strip().split("\n")[-1][:400]} if error else {}))
@@ -60,8 +61,10 @@ def _run(folder: StudyFolder, name: str, cell: Description, watch: Any) -> tuple
     from inlay.training.interrupt import Interrupted
 
     _forget_peak()
+    began = time.monotonic()
     try:
         result = WORK[cell["work"]](folder, name, cell, watch)
+        result["whole_seconds"] = round(time.monotonic() - began, 3)
         folder.write_result(name, {"identity": dict(cell["identity"]), "work": cell["work"]} | result)
         folder.forgive(name)
         if cell.get("drop_host"):
@@ -97,49 +100,119 @@ def _train(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
 
     run = Run(folder.cell(name))
     said = dict(cell["settings"]) | {"out": run.folder, "threads": 1}
+    needs = [*(cell.get("members") or ()), *([cell["start"]] if cell.get("start") else [])]
+    if (host := folder.host_of(needs)) is not None:
+        said["host"] = host
     if cell.get("members"):
-        said["members"] = tuple(folder.cell(member) for member in cell["members"])
+        said["members"] = tuple(folder.place(member) for member in cell["members"])
     if cell.get("start"):
-        said["start"] = folder.cell(cell["start"])
+        said["start"] = folder.place(cell["start"])
     settings, record = Settings(**said), run.record()
     if record.get("status") != "finished":
-        train_run(settings, resume=bool(record), watch=watch, finishing=_finishing(run.folder))
+        train_run(settings, resume=bool(record), watch=watch, finishing=_finishing(lambda job: run.folder / ANSWERS))
         if record:
             write_whole(run.folder / "resumed", "")  # its seconds are not those of the whole run
         record = run.record()
-    return _of_record(record, settings, run.folder) | _over_time(run.history(), record, settings)
+    return _of_record(record, run.folder, run.folder / ANSWERS) | _over_time(run.history(), record, settings)
 
 
-def _finishing(folder: Path) -> Callable[..., None]:
+def _joint(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+    """Train several tasks together; `_part` says what came of each."""
+    from inlay.runs.folder import Run
+    from inlay.runs.joint import train_jointly
+
+    run, settings = Run(folder.cell(name)), _joint_settings(folder.cell(name), cell["settings"])
+    record = run.record()
+    if record.get("status") != "finished":
+        keep = _finishing(lambda job: run.folder / PARTS / f"{job.settings.task}.json")
+        train_jointly(settings, resume=bool(record), watch=watch, finishing=keep)
+        if record:
+            write_whole(run.folder / "resumed", "")
+        record = run.record()
+    parts = {task.task: _of_task(run.folder, task, settings) for task in run.tasks()}
+    kept = ("trained_parameters", "host_parameters", "steps", "best_step", "seconds", "notes", "versions")
+    return {name: record[name] for name in kept} | {
+        "task": {"name": JOINT, "kind": "joint", "metrics": ["mean"], "labels": 0},
+        "rows": record["rows"],
+        "judged": "test",
+        "scores": {"mean": _mean([next(iter(part["scores"].values())) for part in parts.values()])},
+        "validation": {"mean": _mean([next(iter(part["validation"].values()), None) for part in parts.values()])},
+        "selected": _mean([part["selected"] for part in parts.values()]),
+        "resumed": (run.folder / "resumed").exists(),
+        "peak_megabytes": record.get("peak_megabytes"),
+    }
+
+
+def _part(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+    """One task of a joint training that is done: an equal share of its time and of the host that it left."""
+    from inlay.runs.folder import Run
+
+    whole = folder.cell(cell["of"])
+    run = Run(whole)
+    tasks = {task.task: task for task in run.tasks()}
+    settings = _joint_settings(whole, run.config())
+    folder.note_part(name, cell["of"], cell["settings"]["task"])
+    found = _of_task(whole, tasks[cell["settings"]["task"]], settings)
+    host = sum(file.stat().st_size for file in (whole / "host").glob("*.safetensors"))
+    return found | {
+        "seconds": round(found["seconds"] / len(tasks), 3),
+        "stored_bytes": found["stored_bytes"] + host // len(tasks),
+        "together_with": [task for task in tasks if task != cell["settings"]["task"]],
+    }
+
+
+def _joint_settings(out: Path, said: Mapping[str, Any]) -> Any:
+    from inlay.runs.joint_settings import JointSettings
+
+    return JointSettings(**dict(said) | {"out": out, "threads": 1})
+
+
+def _of_task(folder: Path, task: Any, settings: Any) -> Result:
+    """What a joint run says of one of its tasks."""
+    record = task.record()
+    own = settings.task_settings(task.task, dict(settings.tasks)[task.task])
+    found = _of_record(record, task.inlay.parent.parent, folder / PARTS / f"{task.task}.json", task.inlay)
+    return found | _over_time(task.history(), record, own)
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _finishing(file_of: Callable[[Any], Path]) -> Callable[..., None]:
     """Keeps what only the run itself knows: its answers, their loss, and a fusion's attention."""
+    from inlay.host.verbs import activate
     from inlay.studies.answers import judged_facts
     from inlay.studies.efficiency import step_costs
     from inlay.training.evaluate import attention_on
 
     def keep(job: Any, judged: Any, answers: Any) -> None:
         check_apart(job.prepared)
+        if job.name is not None:
+            activate(job.host, job.name)  # of several tasks, another one may be
         facts = judged_facts(job.prepared.task, judged.examples, [answer.prediction for answer in answers])
         facts["loss"] = _loss(judged.examples, answers)
         facts["costs"] = step_costs(job)
         if job.settings.mode == "fusion":
-            some = job.codec.encode(job.prepared.validation[:ATTENTION_ROWS])
+            some = job.codec.encode((job.prepared.validation or job.prepared.train)[:ATTENTION_ROWS])
             seen = attention_on(job.host, job.name, some)
             facts["attention"] = {
                 "members": list(seen.members),
                 "places": {place: [round(share, 5) for share in mean.tolist()] for place, mean in seen.mean.items()},
             }
-        write_whole(folder / ANSWERS, as_json(facts))
+        write_whole(file_of(job), as_json(facts))
 
     return keep
 
 
-def _of_record(record: dict[str, Any], settings: Any, folder: Path) -> Result:
+def _of_record(record: dict[str, Any], folder: Path, answers: Path, inlay: Path | None = None) -> Result:
     """What the run's record and its answers say, as a cell's result."""
     from inlay.data import Task
 
-    weights = folder / "inlay" / "weights.safetensors"
+    weights = (inlay or folder / "inlay") / "weights.safetensors"
     stored = sum(f.stat().st_size for f in (folder / "host").glob("*.safetensors")) if record["mode"] == "full" else 0
-    return read_json(folder / ANSWERS) | {
+    return read_json(answers) | {
         "task": _task_facts(Task(**record["task"])),
         "rows": record["rows"],
         "judged": record["judged"],
@@ -165,13 +238,13 @@ def _over_time(entries: list[dict[str, Any]], record: dict[str, Any], settings: 
     Where no metric decides, it is the lowest loss of the validation rows.
     """
     validation = {key: _number(value) for key, value in record["validation"].items()}
-    selected = settings.selected(validation)[1]
+    selected = settings.selected(validation)[1] if validation else math.nan
     losses = [entry["validation_loss"] for entry in entries if entry.get("validation_loss") is not None]
     if math.isnan(selected) and losses:
         selected = -min(losses)
-    main = f"validation_{next(iter(validation))}"
+    main = f"validation_{next(iter(validation), None)}"
     history = [[entry["step"], _short(entry.get("loss")), _short(entry.get(main))] for entry in entries]
-    return {"history": history, "selected": selected}
+    return {"history": history, "selected": None if math.isnan(selected) else selected}
 
 
 def _short(value: float | None) -> float | None:
@@ -201,7 +274,7 @@ def _embeddings(folder: StudyFolder, name: str, cell: Description, watch: Any) -
         "judged": prepared.judge,
         "scores": scores,
         "validation": found.validation,
-        "selected": settings.selected(found.validation)[1],
+        "selected": settings.selected(found.validation)[1] if found.validation else None,
         "point": {"C": found.C},
         "trained_parameters": found.trained_parameters,
         "host_parameters": found.host_parameters,
@@ -253,6 +326,8 @@ def _route(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
 
 WORK: dict[str, Callable[[StudyFolder, str, Description, Any], Result]] = {
     "train": _train,
+    "joint": _joint,
+    "part": _part,
     "embeddings": _embeddings,
     "route": _route,
 }

@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from inlay.errors import ConfigError
+from inlay.host.verbs import reads_whole_texts
 from inlay.training.batching import reading_batches
 from inlay.training.codec import Codec, EncodedSplit
 from inlay.training.joined import JoinedFeatures
@@ -139,6 +140,7 @@ def settings_for(host: PreTrainedModel, codec: Codec, room: int) -> GenerationCo
         decoder_start_token_id=start,
         forced_bos_token_id=getattr(own, "forced_bos_token_id", None),
         forced_eos_token_id=getattr(own, "forced_eos_token_id", None),
+        use_cache=not reads_whole_texts(host),
         **beams,
     )
 

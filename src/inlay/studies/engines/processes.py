@@ -182,7 +182,8 @@ class _Sender:
         now = time.monotonic()
         if now - self.sent > 0.5:
             self.sent = now
-            print(json.dumps(["moved", self.cell, done, self.total, score]), file=self.out, flush=True)
+            with suppress(OSError):  # the runner is gone: no reason for the cell to fail
+                print(json.dumps(["moved", self.cell, done, self.total, score]), file=self.out, flush=True)
 
     def asked(self, done: int, total: int) -> None: ...
 
@@ -211,7 +212,7 @@ def main() -> None:
         try:
             ending, error = run_cell(cell, _Sender(cell["cell"], out))
             print(json.dumps(["ended", cell["cell"], ending, error]), file=out, flush=True)
-        except BrokenPipeError:  # the runner is gone; what is done is done
+        except OSError:  # the runner is gone; what is done is done
             return
 
 
