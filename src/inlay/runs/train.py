@@ -175,7 +175,7 @@ def _as_few(settings: Settings, found: _Found) -> tuple[Settings, _Found]:
         return settings, found
     said = settings.model_dump(include=settings.model_fields_set)
     few = Settings(**said | {"recipe": FEW_LABELS, "host": settings.host, "out": settings.out})
-    note = f"{rows:,} training rows are few: recipe {FEW_LABELS} (others: --recipe, as in --recipe default)"
+    note = f"{rows:,} training rows are few: recipe {FEW_LABELS} is used (the usual one: default)"
     return few, replace(found, prepared=replace(found.prepared, notes=(*found.prepared.notes, note)))
 
 
