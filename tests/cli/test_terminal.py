@@ -52,7 +52,7 @@ def test_nothing_of_the_bar_is_left(shown):
     assert lines[0].startswith("labels found: negative, positive")
     assert lines[1].startswith("96 training rows are few: recipe few-labels")
     assert lines[2].split() == ["validation", "of", "own", "score"]
-    assert [line.split()[0] for line in lines[3:]] == ["accuracy", "macro_f1", "report:", "inlay:"]
+    assert [line.split()[0] for line in lines[3:]] == ["accuracy", "macro_f1", "inlay:", "report:"]
 
 
 def test_no_line_is_longer_than_the_terminal(shown):

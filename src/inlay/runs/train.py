@@ -166,7 +166,7 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
 def _as_few(settings: Settings, found: _Found) -> tuple[Settings, _Found]:
     """The settings as they are where training rows are few: those of the recipe for it, where none is named.
 
-    What the user said stays. Hosts that answer in text have no new head to begin with, and an inlay that goes on has one.
+    What the user said stays. Hosts that answer in text have no new head to begin with; an inlay that goes on has one.
     """
     task, rows = found.prepared.task, len(found.prepared.train)
     if settings.recipe is not None or settings.start is not None or rows > FEW:

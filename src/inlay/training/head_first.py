@@ -2,9 +2,9 @@
 
     min over W, b of  Σ_rows loss(W x + b) + s² ‖W‖² / (2 C)          x what reaches the layer, s² the mean of ‖x‖²
 
-With cross-entropy that is logistic regression on the untouched host's own features. It is convex, so a run from fifty rows
-begins where a regression ends, whatever its seed, instead of at random weights that pull the inlay along. The factor s²
-makes C mean the same on every host: it is that of features of length 1.
+With cross-entropy that is logistic regression on the host's own features. It is convex, so a run from fifty rows begins
+where a regression ends, whatever its seed, instead of at random weights that mislead the inlay. The factor s² makes C
+mean the same on every host: it is that of features of length 1.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def fit_head(host: PreTrainedModel, codec: Codec, split: EncodedSplit) -> bool:
         whole.backward()
         return whole
 
-    optimizer.step(objective)  # type: ignore[no-untyped-call]
+    optimizer.step(objective)
     if not (weight.isfinite().all() and bias.isfinite().all()):
         return False
     with torch.no_grad():
