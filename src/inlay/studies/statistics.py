@@ -91,7 +91,10 @@ def compare(one: Mapping[int, Result], other: Mapping[int, Result], metric: str)
     pairs = [(one[seed], other[seed]) for seed in seeds]
     if not pairs or len({result["judged_sha256"] for pair in pairs for result in pair}) != 1:
         return None
-    if metric in MEANS or "points" in pairs[0][0]:
+    facts = pairs[0][0]
+    if metric not in facts["scores"] or ("points" in facts and metric != facts["task"]["metrics"][0]):
+        return None  # each row's own score is kept of the main metric alone
+    if metric in MEANS or "points" in facts:
         return _of_points(pairs)
     return _of_labels(pairs, metric) if pairs[0][0]["task"]["kind"] != "regression" else _of_numbers(pairs, metric)
 

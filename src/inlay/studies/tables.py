@@ -11,6 +11,7 @@ from inlay.studies.cells import Result
 from inlay.studies.plan import View
 from inlay.studies.statistics import Comparison, Spread, average_ranks, compare, finite, holm, spread
 from inlay.studies.ways import Slot
+from inlay.training.recipe import LOSS, LOWER_IS_BETTER
 
 GLUE = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte")
 """As most papers average it: without WNLI."""
@@ -18,6 +19,8 @@ SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
 NOTEWORTHY = 0.3
 """Points from which AdapterFusion draws an arrow up or down."""
 SIGNIFICANT = 0.05
+LOWER = (*LOWER_IS_BETTER, LOSS)
+"""What is better where it is less."""
 Place = tuple[str, str]
 """A way and a task."""
 
@@ -50,8 +53,15 @@ class Entry:
         """Better, worse or much the same as the reference, as AdapterFusion prints it."""
         if self.against is None:
             return ""
-        points = 100 * self.against.difference
+        points = 100 * self.better
         return "↗" if points >= NOTEWORTHY else "↘" if points <= -NOTEWORTHY else "→"
+
+    @property
+    def better(self) -> float:
+        """How much better than the reference, from -1 to 1."""
+        if self.against is None:
+            return 0.0
+        return -self.against.difference if self.metric in LOWER else self.against.difference
 
     @property
     def significant(self) -> bool:
@@ -105,9 +115,10 @@ class Table:
         return f"{self.host}, {'all' if self.rows is None else format(self.rows, ',')} training rows"
 
     def best(self, task: str) -> float | None:
-        """The highest mean of a task, as it is printed."""
+        """The best mean of a task, as it is printed."""
         found = [entry.spread.mean for line in self.lines if (entry := line.entries.get(task)) and entry.spread]
-        return round(max(found), 1) if found else None
+        best = min if self.metrics.get(task) in LOWER else max
+        return round(best(found), 1) if found else None
 
 
 @dataclass(frozen=True)
@@ -115,7 +126,7 @@ class Asked:
     """What a table should show."""
 
     score: str | None = None
-    """main, mean or a metric; by default as the study says."""
+    """main, mean, a metric or loss (of the right labels, × 100); by default as the study says."""
     against: str | None = None
     ways: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
@@ -154,7 +165,8 @@ def _table(
         for way in ways for task in tasks if any((s.way, s.task) == (way, task) for s in slots)
     }  # fmt: skip
     compared = _compared(entries, by_seed, reference)
-    means = {way: [_mean(compared.get((way, task))) for task in tasks] for way in ways}
+    signs = [-1 if _metric(compared, task) in LOWER else 1 for task in tasks]
+    means = {way: [_signed(_mean(compared.get((way, t))), s) for t, s in zip(tasks, signs, strict=True)] for way in ways}
     ranks = average_ranks({way: means[way] for way in ways if any(value is not None for value in means[way])})
     groups = _groups(tasks)
     lines = []
@@ -205,6 +217,8 @@ def _entry(view: View, slots: Sequence[Slot], results: Mapping[Slot, Result], sc
 def score_of(result: Result, score: str) -> tuple[str, float | None]:
     """The name and the value of what is shown of a result."""
     scores = result["scores"]
+    if score == LOSS:
+        return LOSS, result.get(LOSS)
     if score == "mean":
         known = finite(list(scores.values()))
         return "mean", sum(known) / len(known) if len(known) == len(scores) else None
@@ -239,6 +253,10 @@ def _mean(entry: Entry | None) -> float | None:
     return entry.spread.mean if entry is not None and entry.state == "done" and entry.spread is not None else None
 
 
+def _signed(value: float | None, sign: int) -> float | None:
+    return None if value is None else sign * value
+
+
 def _groups(tasks: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The averages of a table: over all its tasks, and over those of GLUE and SuperGLUE where it has more."""
     found = {"average": tuple(tasks)} if len(tasks) > 1 else {}
@@ -258,8 +276,8 @@ def _wins(entries: Mapping[str, Entry], way: str, reference: str | None) -> tupl
     if reference is None or way == reference:
         return None
     known = [entry for entry in entries.values() if entry.against is not None]
-    better = sum(e.significant and e.against.difference > 0 for e in known if e.against)
-    worse = sum(e.significant and e.against.difference < 0 for e in known if e.against)
+    better = sum(e.significant and e.better > 0 for e in known)
+    worse = sum(e.significant and e.better < 0 for e in known)
     return better, len(known) - better - worse, worse
 
 
