@@ -166,7 +166,9 @@ def _table(
     }  # fmt: skip
     compared = _compared(entries, by_seed, reference)
     signs = [-1 if _metric(compared, task) in LOWER else 1 for task in tasks]
-    means = {way: [_signed(_mean(compared.get((way, t))), s) for t, s in zip(tasks, signs, strict=True)] for way in ways}
+    means = {
+        way: [_signed(_mean(compared.get((way, t))), s) for t, s in zip(tasks, signs, strict=True)] for way in ways
+    }
     ranks = average_ranks({way: means[way] for way in ways if any(value is not None for value in means[way])})
     groups = _groups(tasks)
     lines = []
