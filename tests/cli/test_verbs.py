@@ -51,7 +51,7 @@ def test_train_writes_a_run_that_describes_itself(trained):
     assert record["task"]["labels"] == ["negative", "positive"]
     assert record["scores"]["accuracy"] > 0.6
     assert record["versions"]["torch"]
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 4, "the fitted head, then three epochs"
     assert not (run / "checkpoint.safetensors").exists()
     page = (run / "report.html").read_text()
     assert "Confusion matrix" in page
@@ -174,8 +174,8 @@ def test_inspect_and_ls_know_the_runs(inlay_cli, inlay_here, fused, place):
 def test_several_fusions_are_one_heat_map(inlay_here, second_fusion, tmp_path, layer):
     words = ("inspect", "runs/fused", "runs/second", "--picture", str(tmp_path / "heat.png"))
     told = json.loads(inlay_here(*words, *(("--layer", layer) if layer else ()), "--json"))
-    assert [facts["name"] for facts in told] == ["both", "second"]
-    assert all(len(facts["pictures"]) == 2 for facts in told)
+    assert [facts["name"] for facts in told.values()] == ["both", "second"]
+    assert all(len(facts["pictures"]) == 2 for facts in told.values())
     words_in_it = set(re.findall(r"<!-- (\w+) -->", (tmp_path / "heat.svg").read_text()))
     assert {"a", "b"} <= words_in_it, "every member has a column"
     assert {"fused", "second"} <= words_in_it, "every fusion has a row"

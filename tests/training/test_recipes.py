@@ -16,6 +16,7 @@ import inlay
 from inlay.errors import ConfigError
 from inlay.host.count import NAMED_HOSTS
 from inlay.recipes import read_recipe, recipe_names
+from inlay.runs.joint_settings import JointSettings
 from inlay.runs.settings import FusionOptions, Settings, unused
 from inlay.runs.start import method_of
 from inlay.training.loop import adamw, rate_at
@@ -36,6 +37,10 @@ def bottleneck_mixture(size: int) -> dict[str, Any]:
     return {"modules": 4, "share": "up", "method": inner}
 
 
+JOINT = {
+    "alpha": "annealed", "batch_size": 32, "epochs": 25, "steps_per_epoch": 2400, "patience": 0, "warmup": 0.1,
+    "schedule": "linear", "weight_decay": 0.01, "max_length": 128, "splits": "official",
+}  # fmt: skip
 LORA = {"kind": "lora", "targets": ["q", "v"], "rank": 4, "alpha": 32, "dropout": 0.1}
 PUBLISHED: dict[tuple[str, ...], dict[str, Any]] = {
     ("compacter", "houlsby", "rte"): {"lr": 3e-4, "norms": True, "options": ADAPTER},
@@ -78,6 +83,15 @@ PUBLISHED: dict[tuple[str, ...], dict[str, Any]] = {
         "epochs": 20, "warmup": 2000, "weight_decay": 0.0, "label_smoothing": 0.0,
         "options": {"modules": 8, "share": "up", "method": LORA | {"dropout": 0.0}},
     },
+    ("few-labels", "pfeiffer", "rte"): {"lr": 1e-3},
+    ("few-labels", "mode full", "rte"): {"lr": 5e-5},
+    ("few-labels", "mode fusion", "rte"): {"lr": 5e-4},
+    ("few-labels", "", "rte"): {"head_first": True, "batch_size": 16, "warmup": 0.2, "epochs": 10, "patience": 0},
+    ("mt-a", "", "rte"): JOINT | {"method": "pal", "lr": 2e-5, "options": {"size": 204, "heads": 12}},
+    ("mt-a", "mode mt-a", "rte"): JOINT | {"mode": "mt-a", "host_lr": 2e-5},
+    ("mt-a", "mode full", "rte"): JOINT | {"mode": "full", "lr": 2e-5, "host_lr": None},
+    ("mt-a", "pal", "rte"): {"mode": "mt-a", "lr": 2e-5, "options": {"size": 204, "heads": 12}, "host_lr": 2e-5},
+    ("mt-a", "pfeiffer", "rte"): {"mode": "mt-a", "lr": 1e-4, "options": {"reduction": 16}, "host_lr": 2e-5},
     ("default", "", "rte"): {
         "batch_size": 32, "warmup": 0.06, "schedule": "linear", "weight_decay": 0.01, "clip": 1.0, "patience": 3, "splits": "official",
     },
@@ -88,6 +102,8 @@ PUBLISHED: dict[tuple[str, ...], dict[str, Any]] = {
 def settings(recipe: str | None, how: str = "", task: str = "rte", **more: Any) -> Settings:
     chosen = {"mode": how.removeprefix("mode ")} if how.startswith("mode ") else {"method": how} if how else {}
     rows = {"train_file": Path("rows.jsonl")} if task in ("e2e", "webnlg", "dart") else {}
+    if recipe == "mt-a":
+        return JointSettings(**chosen | {"recipe": recipe, "host": "host", "out": Path("run"), "tasks": [task]} | more)
     return Settings(**chosen | rows | {"recipe": recipe, "host": "host", "out": Path("run"), "task": task} | more)
 
 
@@ -147,6 +163,8 @@ def test_the_recipes_are_those_that_are_promised():
         "adapterfusion",
         "compacter",
         "default",
+        "few-labels",
+        "mt-a",
     )
     assert all(read_recipe(name)["about"] for name in recipe_names())
 
@@ -205,7 +223,8 @@ def test_a_setting_that_nothing_uses_is_refused(more, named):
 
 @pytest.mark.parametrize("key", PUBLISHED, ids=" ".join)
 def test_no_recipe_says_something_that_is_refused(key):
-    assert not unused(settings(*key))
+    said = settings(*key)
+    assert not (said.of_no_use() if isinstance(said, JointSettings) else unused(said))
 
 
 def test_the_settings_of_a_fusion_are_those_of_add_fusion():

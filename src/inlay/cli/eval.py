@@ -28,6 +28,9 @@ HELP = """Measure a run or an inlay on a split of its task, or on a file.
 Several runs give a matrix: each row is the state after a run, each column a task, so that it shows what training in
 stages forgets. A joint run is measured on all its tasks, or on one: RUN:TASK.
 
+With --matrix each row is a task and each column a way to train: alone, multi-task, MT-A, fusions of each. Differences
+to training alone are in points, and marked from 0.3 on.
+
 \b
 Examples:
   inlay eval runs/rte
@@ -36,17 +39,23 @@ Examples:
   inlay eval runs/mixture --routing ensemble --mean probabilities
   inlay eval runs/mnli runs/rte-after-mnli
   inlay eval runs/joint:rte --split validation
+  inlay eval --matrix runs/rte runs/mnli runs/multi-task runs/mt-a runs/rte-fused
   inlay eval runs/mine --file others.csv --text comment --label rating
 """
 
 
 def work(
-    paths: tuple[Path, ...], split: str | None, threads: int | None, as_json: bool, quiet: bool, **one: Any
-) -> None:
+    paths: tuple[Path, ...], split: str | None, matrix: bool, threads: int | None, as_json: bool, quiet: bool,
+    **one: Any,
+) -> None:  # fmt: skip
     from inlay.training.threads import use_threads
 
     use_threads(threads)
     given = [f"--{name.replace('_', '-')}" for name, value in one.items() if value not in (None, False)]
+    if matrix and [flag for flag in given if flag != "--eval-rows"]:
+        raise click.UsageError(f"{', '.join(given)} can be given for one run only, not with --matrix.")
+    if matrix:
+        return _tell_comparison(paths, split, one["eval_rows"], as_json)
     if len(paths) > 1 and given:
         raise click.UsageError(f"{', '.join(given)} can be given for one run only, not for a matrix of several.")
     if one["routing"] != "ensemble" and (one["passes"] is not None or one["mean"] is not None):
@@ -55,6 +64,7 @@ def work(
         _tell_matrix(paths, split, as_json)
     else:
         _tell_one(paths[0], split, as_json, quiet, one)
+    return None
 
 
 def _tell_matrix(paths: tuple[Path, ...], split: str | None, as_json: bool) -> None:
@@ -64,6 +74,14 @@ def _tell_matrix(paths: tuple[Path, ...], split: str | None, as_json: bool) -> N
     metrics = [next(iter(cell)) for cell in found.scores[0]]
     header = ("", *(f"{task} ({metric})" for task, metric in zip(found.tasks, metrics, strict=True)))
     tell(columns(found.rows(), header), found.facts(), as_json)
+
+
+def _tell_comparison(paths: tuple[Path, ...], split: str | None, rows: int | None, as_json: bool) -> None:
+    from inlay.runs.comparison import compare
+
+    found = compare(paths, split, rows)
+    header, table = found.table()
+    tell(columns(table, header), found.facts(), as_json)
 
 
 def _tell_one(path: Path, split: str | None, as_json: bool, quiet: bool, one: dict[str, Any]) -> None:
@@ -128,6 +146,7 @@ command = click.Command(
             type=click.Choice(["train", "validation", "test", "mismatched"]),
             help="The split to measure; by default test, or validation if there are no test rows.",
         ),
+        click.Option(["--matrix"], is_flag=True, help="Compare ways to train, task by task, with training alone."),
         click.Option(["--file"], type=click.Path(path_type=Path), help="Measure on your own labelled rows instead."),
         click.Option(
             ["--answering"],

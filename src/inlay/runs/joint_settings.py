@@ -10,6 +10,7 @@ out: runs/joint
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inlay.data.sources import Data
 from inlay.errors import ConfigError, InlayError, nearest
+from inlay.recipes import read_recipe
 from inlay.runs.settings import FusionOptions, Settings, as_table, said_with_recipe
 from inlay.training.recipe import Generation
 
@@ -111,14 +113,19 @@ class JointSettings(Settings):
         """How tasks are drawn."""
         from inlay.data.mixing import Sampling
 
-        caps: dict[str, int] = {} if self.cap is None else dict.fromkeys((name for name, _ in self.tasks), self.cap)
+        own_caps = {name: own["cap"] for name, own in self.tasks if own.get("cap") is not None}
+        caps: Any = self.cap
+        if own_caps:
+            caps = (dict.fromkeys(dict(self.tasks), self.cap) if self.cap is not None else {}) | own_caps
         weights = dict(self.weights or {})
         for name, own in self.tasks:
-            if own.get("cap") is not None:
-                caps[name] = own["cap"]
             if own.get("weight") is not None:
                 weights[name] = own["weight"]
-        found = Sampling(alpha=self.alpha, temperature=self.task_temperature, cap=caps or None, weights=weights or None)
+        try:
+            found = Sampling(alpha=self.alpha, temperature=self.task_temperature, cap=caps, weights=weights or None)
+        except ConfigError as error:  # under the names that they have here
+            told = str(error).replace("Sampling.temperature", "`task_temperature`")
+            raise ConfigError(re.sub(r"\bSampling\.(\w+)", r"`\1`", told)) from None
         found.check(dict(self.tasks))
         return found
 
@@ -176,6 +183,8 @@ def settings_from(said: Mapping[str, Any]) -> Settings:
     """Settings of a single run, or of a joint one where tasks are named."""
     if said.get("tasks") is not None:
         return JointSettings(**said)
+    if said.get("recipe") is not None and JOINT_ONLY & read_recipe(str(said["recipe"]))["settings"].keys():
+        raise ConfigError(f"the recipe {said['recipe']} is for several tasks: name them with `tasks`.")
     only = [name for name in JOINT_ONLY if said.get(name) is not None]
     if only or said.get("mode") == "mt-a":
         named = ", ".join(f"`{name}`" for name in only) or "mode mt-a"
@@ -183,7 +192,7 @@ def settings_from(said: Mapping[str, Any]) -> Settings:
     return Settings(**said)
 
 
-JOINT_ONLY = tuple(name for name in JointSettings.model_fields if name not in Settings.model_fields)
+JOINT_ONLY = {name: None for name in JointSettings.model_fields if name not in Settings.model_fields}.keys()
 """Settings that only joint runs have."""
 
 
