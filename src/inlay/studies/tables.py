@@ -9,7 +9,7 @@ from typing import Any
 from inlay.errors import ConfigError, nearest
 from inlay.studies.cells import Result
 from inlay.studies.plan import View
-from inlay.studies.statistics import Comparison, Spread, average_ranks, compare, finite, holm, spread
+from inlay.studies.statistics import DRAWS, PER_TEST, Comparison, Spread, average_ranks, compare, finite, holm, spread
 from inlay.studies.ways import Slot
 from inlay.training.recipe import LOSS, LOWER_IS_BETTER
 
@@ -156,13 +156,16 @@ def _table(
     view: View, host: str, rows: int | None, slots: Sequence[Slot], reference: str | None, score: str
 ) -> Table:  # fmt: skip
     study = view.plan.study
-    ways = [way for way in study.ways if any(slot.way == way for slot in slots)]
-    tasks = tuple(task for task in study.tasks if any(slot.task == task for slot in slots))
+    there: dict[Place, list[Slot]] = {}
+    for slot in slots:
+        there.setdefault((slot.way, slot.task), []).append(slot)
+    ways = [way for way in study.ways if any(way == of for of, _ in there)]
+    tasks = tuple(task for task in study.tasks if any(task == of for _, of in there))
     results = {slot: view.results[view.filled[slot].name] for slot in slots if slot in view.filled}
     by_seed = _by_seed(results)
     entries = {
-        (way, task): _entry(view, [s for s in slots if (s.way, s.task) == (way, task)], results, score)
-        for way in ways for task in tasks if any((s.way, s.task) == (way, task) for s in slots)
+        (way, task): _entry(view, there[way, task], results, score)
+        for way in ways for task in tasks if (way, task) in there
     }  # fmt: skip
     compared = _compared(entries, by_seed, reference)
     signs = [-1 if _metric(compared, task) in LOWER else 1 for task in tasks]
@@ -235,14 +238,15 @@ def _compared(
 ) -> dict[Place, Entry]:
     """Every entry with its test against the reference; all tests of a table are corrected together."""
     found: dict[Place, Comparison] = {}
-    if reference is not None:
-        for (way, task), entry in entries.items():
-            other = results.get((reference, task))
-            mine = results.get((way, task))
-            if way != reference and mine and other and entry.metric:
-                metric = entry.metric if entry.metric != "mean" else next(iter(next(iter(mine.values()))["scores"]))
-                if (compared := compare(mine, other, metric)) is not None:
-                    found[way, task] = compared
+    tested = [
+        (place, entry) for place, entry in entries.items()
+        if place[0] != reference and entry.metric and results.get(place) and results.get((str(reference), place[1]))
+    ]  # fmt: skip
+    for (way, task), entry in tested:
+        mine, other = results[way, task], results[str(reference), task]
+        metric = entry.metric if entry.metric != "mean" else next(iter(next(iter(mine.values()))["scores"]))
+        if (compared := compare(mine, other, metric, max(DRAWS, PER_TEST * len(tested)))) is not None:
+            found[way, task] = compared
     adjusted = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
     return {
         place: replace(entry, against=replace(found[place], p=adjusted[place])) if place in found else entry
