@@ -49,8 +49,8 @@ class Seen:
         """The same for some rows of the batch only."""
         args = tuple(take(x) if isinstance(x, Tensor) else x for x in self.args)
         earlier = {name: take(x) for name, x in self.earlier.items()}
-        rest = (None if x is None else take(x) for x in (self.residual, self.hidden, self.mask))
-        return Seen(args, *rest, earlier, None if self.layer is None else take(self.layer))
+        own = lambda x: None if x is None else take(x)
+        return Seen(args, own(self.residual), own(self.hidden), own(self.mask), own(self.layer), earlier)
 
 
 class Step(Protocol):
