@@ -15,7 +15,7 @@ from inlay.data.builtin import builtin_tasks
 from inlay.errors import ConfigError, InlayError
 from inlay.storage.files import digest
 
-CODE = 1
+CODE = 2
 """Goes up when Inlay's code would give other results from the same settings."""
 HOST_FILES = (".json", ".safetensors", ".bin", ".model", ".txt")
 """Endings of the files that a host is read from."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from inlay.studies.answers import MEANS, unpacked
 from inlay.studies.cells import Result
+from inlay.training.recipe import LOSS
 
 FIRST = 1000
 """Draws of rows with which it is often clear already that a difference is no more than chance."""
@@ -104,7 +105,7 @@ def compare(
     if not pairs or len({result["judged_sha256"] for pair in pairs for result in pair}) != 1:
         return None
     facts = pairs[0][0]
-    if metric not in facts["scores"] or ("points" in facts and metric != facts["task"]["metrics"][0]):
+    if metric == LOSS or ("points" in facts and metric != facts["task"]["metrics"][0]):
         return None  # each row's own score is kept of the main metric alone
     if metric in MEANS or "points" in facts:
         return _of_points(pairs, draws)
