@@ -174,8 +174,8 @@ def test_inspect_and_ls_know_the_runs(inlay_cli, inlay_here, fused, place):
 def test_several_fusions_are_one_heat_map(inlay_here, second_fusion, tmp_path, layer):
     words = ("inspect", "runs/fused", "runs/second", "--picture", str(tmp_path / "heat.png"))
     told = json.loads(inlay_here(*words, *(("--layer", layer) if layer else ()), "--json"))
-    assert [facts["name"] for facts in told] == ["both", "second"]
-    assert all(len(facts["pictures"]) == 2 for facts in told)
+    assert [facts["name"] for facts in told.values()] == ["both", "second"]
+    assert all(len(facts["pictures"]) == 2 for facts in told.values())
     words_in_it = set(re.findall(r"<!-- (\w+) -->", (tmp_path / "heat.svg").read_text()))
     assert {"a", "b"} <= words_in_it, "every member has a column"
     assert {"fused", "second"} <= words_in_it, "every fusion has a row"

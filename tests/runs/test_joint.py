@@ -128,7 +128,9 @@ def test_eval_and_predict_of_a_task(trained: dict[str, Run], place: Path, capsys
     folder = trained["mt-a"].folder
     main(["eval", str(folder), "--json", "--quiet"])
     told = json.loads(capsys.readouterr().out)
-    assert [each["scores"] for each in told] == [t["scores"] for t in trained["mt-a"].record()["tasks"].values()]
+    assert [each["scores"] for each in told["tasks"]] == [
+        t["scores"] for t in trained["mt-a"].record()["tasks"].values()
+    ]
     main(["predict", f"{folder}:short", "--file", str(place / "short-validation.jsonl"), "--quiet"])
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(said) == 20

@@ -97,7 +97,8 @@ def _tell_one(path: Path, split: str | None, as_json: bool, quiet: bool, one: di
         return
     found = [_measured(each, split, quiet, **one) for each in tasks]
     rows = [(f["task"], f["source"], f["rows"], name, value) for f in found for name, value in f["scores"].items()]
-    tell(columns(rows, ("task", "rows of", "rows", "metric", "score")), found, as_json)
+    told = columns(rows, ("task", "rows of", "rows", "metric", "score"))
+    tell(told, {"path": str(path), "tasks": found}, as_json)
 
 
 def _measured(
