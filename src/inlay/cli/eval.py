@@ -39,7 +39,7 @@ Examples:
   inlay eval runs/mixture --routing ensemble --mean probabilities
   inlay eval runs/mnli runs/rte-after-mnli
   inlay eval runs/joint:rte --split validation
-  inlay eval --matrix runs/rte runs/mnli runs/multi-task runs/mt-a runs/rte-fused
+  inlay eval --matrix runs/rte runs/joint runs/rte-fused runs/rte-fused-jointly
   inlay eval runs/mine --file others.csv --text comment --label rating
 """
 
