@@ -50,8 +50,9 @@ def test_the_metric_shown_is_the_best_so_far(shown, place):
 def test_nothing_of_the_bar_is_left(shown):
     lines = screen(shown)
     assert lines[0].startswith("labels found: negative, positive")
-    assert lines[1].split() == ["validation", "of", "own", "score"]
-    assert [line.split()[0] for line in lines[2:]] == ["accuracy", "macro_f1", "report:", "inlay:"]
+    assert lines[1].startswith("96 training rows are few: recipe few-labels")
+    assert lines[2].split() == ["validation", "of", "own", "score"]
+    assert [line.split()[0] for line in lines[3:]] == ["accuracy", "macro_f1", "inlay:", "report:"]
 
 
 def test_no_line_is_longer_than_the_terminal(shown):
@@ -88,7 +89,8 @@ def test_it_can_be_seen_in_this_process_too(show, place):
     """That the two tests below fail for the brackets and nothing else."""
     labelled(place, "plain.jsonl", "b", "a")
     told = show(TRAIN, "plain.jsonl", "--out", "runs/plain")
-    assert told == ["no validation rows: 3 training rows are held out for validation", "labels found: a, b"]
+    assert told[:2] == ["no validation rows: 3 training rows are held out for validation", "labels found: a, b"]
+    assert told[2:] == ["29 training rows are few: recipe few-labels is used (the usual one: default)"]
 
 
 @pytest.mark.parametrize(("good", "bad"), [("[/b]", "[b]"), ("[red]", "[blue]"), ("[link=x]", "a[0]")])
@@ -99,7 +101,7 @@ def test_labels_in_brackets_are_shown_as_they_are(show, place, good, bad):
 
 
 def test_a_folder_in_brackets_is_no_markup(show, place):
-    assert show(*ROWS, "--out", "runs/[/b] x") == ["labels found: negative, positive"]
+    assert show(*ROWS, "--out", "runs/[/b] x")[0] == "labels found: negative, positive"
     assert json.loads((place / "runs" / "[/b] x" / "run.json").read_text())["name"] == "b-x"
 
 

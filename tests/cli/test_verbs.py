@@ -51,7 +51,7 @@ def test_train_writes_a_run_that_describes_itself(trained):
     assert record["task"]["labels"] == ["negative", "positive"]
     assert record["scores"]["accuracy"] > 0.6
     assert record["versions"]["torch"]
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 4, "the fitted head, then three epochs"
     assert not (run / "checkpoint.safetensors").exists()
     page = (run / "report.html").read_text()
     assert "Confusion matrix" in page

@@ -62,25 +62,27 @@ def asked(monkeypatch):
 
 def test_evaluation_is_shown_as_it_goes_and_rows_are_asked_once(there, told, few, asked):
     main([*JOB, "--out", "run"])
-    assert asked == [40, 40], "one evaluation per epoch; the best one's answers are the final ones"
-    assert told.of("asked") == [(16, 40), (32, 40), (40, 40)] * 2
+    assert asked == [40, 40, 40], (
+        "the fitted head's evaluation and one per epoch; the best one's answers are the final ones"
+    )
+    assert told.of("asked") == [(16, 40), (32, 40), (40, 40)] * 3
     assert told.of("start") == [("run", 0, 12)]
     assert len(told.of("step")) == 12
 
 
 def test_other_rows_are_asked_at_the_end_and_shown_too(there, told, few, asked):
     main([*JOB, "--test-file", "train.jsonl", "--out", "run"])
-    assert asked == [40, 40, 96]
+    assert asked == [40, 40, 40, 96]
     assert told.of("start") == [("run", 0, 12), ("test rows", 0, 96)]
     assert told.of("asked")[-1] == (96, 96)
 
 
 def test_eval_rows_limits_what_is_asked(there, told, few, asked, capsys):
     main([*JOB, "--eval-rows", "10", "--out", "run", "--json"])
-    assert asked == [10, 10]
+    assert asked == [10, 10, 10]
     assert "10 of 40 validation rows are asked" in [text for (text,) in told.of("say")]
     main(["eval", "run", "--eval-rows", "7", "--threads", "1", "--file", "validation.jsonl"])
-    assert asked[2:] == [7]
+    assert asked[3:] == [7]
     assert "7 rows" in capsys.readouterr().out
     ten = get_ready(
         Settings(host="bert", out="x", train_file="train.jsonl", validation_file="validation.jsonl", eval_rows=10)

@@ -12,7 +12,7 @@ import yaml
 
 from inlay import InlayError
 from inlay.studies.cells import StudyFolder
-from inlay.studies.engines.ray import RayTasks, _check_answers
+from inlay.studies.engines.ray import RayTasks, check_answers
 from inlay.studies.formats import as_csv
 from inlay.studies.plan import Plan, View
 from inlay.studies.schedule import Schedule
@@ -90,7 +90,7 @@ def test_a_worker_that_is_killed_is_retried(cluster, here, tmp_path):
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "ray://127.0.0.1:1", "127.0.0.1:99999"])
 def test_an_address_that_does_not_answer(address):
     with pytest.raises(InlayError, match="nothing answers at|--address is HOST:PORT"):
-        _check_answers(address)
+        check_answers(address)
 
 
 def test_ray_on_this_machine_by_command(here, tmp_path):

@@ -83,6 +83,10 @@ PUBLISHED: dict[tuple[str, ...], dict[str, Any]] = {
         "epochs": 20, "warmup": 2000, "weight_decay": 0.0, "label_smoothing": 0.0,
         "options": {"modules": 8, "share": "up", "method": LORA | {"dropout": 0.0}},
     },
+    ("few-labels", "pfeiffer", "rte"): {"lr": 1e-3},
+    ("few-labels", "mode full", "rte"): {"lr": 5e-5},
+    ("few-labels", "mode fusion", "rte"): {"lr": 5e-4},
+    ("few-labels", "", "rte"): {"head_first": True, "batch_size": 16, "warmup": 0.2, "epochs": 10, "patience": 0},
     ("mt-a", "", "rte"): JOINT | {"method": "pal", "lr": 2e-5, "options": {"size": 204, "heads": 12}},
     ("mt-a", "mode mt-a", "rte"): JOINT | {"mode": "mt-a", "host_lr": 2e-5},
     ("mt-a", "mode full", "rte"): JOINT | {"mode": "full", "lr": 2e-5, "host_lr": None},
@@ -159,6 +163,7 @@ def test_the_recipes_are_those_that_are_promised():
         "adapterfusion",
         "compacter",
         "default",
+        "few-labels",
         "mt-a",
     )
     assert all(read_recipe(name)["about"] for name in recipe_names())

@@ -65,7 +65,7 @@ def save(
         "name": name,
         "method": inlay.method.describe(),
         "host": describe_host(model, inlays.anatomy),
-        "head": None if inlay.head is None else inlay.head.model_dump(mode="json"),
+        "head": None if inlay.head is None else inlay.head.described(),
         "norms": inlay.norms,
         "task": task,
         "metrics": finite(metrics or {}),

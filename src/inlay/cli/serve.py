@@ -19,13 +19,14 @@ Examples:
   inlay serve runs/rte runs/mnli runs/rte-fused
   inlay serve sentiment=runs/mine --root runs --keys keys.txt --reload 5
   inlay serve runs/rte --bind 0.0.0.0:8000 --open
+  inlay serve runs/rte --engine ray --replicas 2
 """
 
 
 def work(
     paths: tuple[str, ...], host: str | None, bind: str, root: Path | None, keys: Path | None, open_to_all: bool,
     cors: tuple[str, ...], reload: float | None, threads: int | None,
-    any_host: bool, trust_remote_code: bool, **limits: Any,
+    any_host: bool, trust_remote_code: bool, engine: str, replicas: int | None, address: str | None, **limits: Any,
 ) -> None:  # fmt: skip
     from inlay.runs.train import Allowed
     from inlay.serve.engine import Engine
@@ -40,6 +41,14 @@ def work(
     bounds = Limits(**{name: value for name, value in limits.items() if value is not None})
     log_to()
     allowed = Allowed(any_host, trust_remote_code)
+    if engine == "ray":
+        from inlay.serve.replicas import Order, run_replicas
+
+        order = Order(paths, host, bounds, allowed, threads, known, root, cors, reload=reload)
+        run_replicas(order, bind, replicas=replicas or 2, address=address, open_to_all=open_to_all)
+        return
+    if replicas is not None or address is not None:
+        raise click.UsageError("--replicas and --address are for a Ray cluster; they need --engine ray.")
     serve(
         Engine.open(paths, host, limits=bounds, allowed=allowed, threads=threads),
         bind, keys=known, open_to_all=open_to_all, root=root, cors=cors, reload=reload,
@@ -67,6 +76,14 @@ command = click.Command(
         click.Option(
             ["--reload"], type=click.FloatRange(min=0.1), help="Look for changed folders every so many seconds."
         ),
+        click.Option(
+            ["--engine"],
+            type=click.Choice(["process", "ray"]),
+            default="process",
+            help="This process, or replicas on a Ray cluster. [process]",
+        ),
+        click.Option(["--replicas"], type=click.IntRange(min=1), help="How many, with --engine ray. [2]"),
+        click.Option(["--address"], help="Of a Ray cluster; by default one is started on this machine."),
         *flags(Limits),
         threads_flag,
         any_host_flag,

@@ -109,6 +109,10 @@ class Head(Config):
             raise ValueError("one label leaves nothing to choose; use two labels, or problem='regression'")
         return self
 
+    def described(self) -> dict[str, Any]:
+        """As a manifest has it; how many choices there are only where that was said."""
+        return self.model_dump(mode="json", exclude={"choices"} if self.choices is None else None)
+
     @property
     def names(self) -> tuple[str, ...] | None:
         """The label names; None when the head keeps the host's outputs."""

@@ -3,14 +3,16 @@
 `activate(host, Rows(...))` resolves the whole setup, which takes a while. A server resolves each of its setups once and
 joins what it has: for each module the rows of one plan together, and rows whose plan leaves the module alone in a group
 of their own. What comes out is the plan of `Rows` over these setups. Where the rows of a plan lie side by side, nothing
-is copied on the way.
+is copied on the way, and what is alike acts in one product (`methods/together.py`).
 
     plans    a  a  b  c  c        module m, where a and c act:    ByRow((a: 0 1), (unchanged: 2), (c: 3 4))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from torch import nn
 
@@ -20,7 +22,8 @@ from inlay.host.front import InFront, line_up
 from inlay.host.plan import Plan
 from inlay.host.setup import Rows
 from inlay.host.steps import ByRow, Unchanged
-from inlay.methods.acting import Step
+from inlay.methods.acting import Add, Step
+from inlay.methods.together import Together, likeness
 
 UNCHANGED = Unchanged()
 Where = dict[str, tuple[str, int]]
@@ -38,10 +41,17 @@ class Joiner:
 
     def must_be_alone(self, plan: Plan) -> bool:
         """Whether a plan acts on what all rows of a batch share, so that they cannot differ in it."""
-        return bool(plan.weights) or any(module in self.shared for module in plan.steps)
+        return bool(plan.weights) or not self.shared.isdisjoint(plan.steps)
 
-    def joined(self, plans: Sequence[Plan], each: int = 1) -> Plan:
-        """One plan for a batch: row i as plan i has it. `each` is that of `Rows`."""
+    def likeness(self, plan: Plan) -> int:
+        """Plans with the same number have steps that act together, so that their rows had better lie side by side."""
+        return hash(tuple((module, likeness(step)) for module, step in sorted(plan.steps.items())))
+
+    def joined(self, plans: Sequence[Plan], each: int = 1, likeness: Mapping[int, int] | None = None) -> Plan:
+        """One plan for a batch: row i as plan i has it. `each` is that of `Rows`.
+
+        likeness: by a plan's id, if their steps are to act together where their rows lie side by side.
+        """
         groups: dict[int, list[int]] = {}
         for row, plan in enumerate(plans):
             groups.setdefault(id(plan), []).append(row)
@@ -51,9 +61,9 @@ class Joiner:
         if any(map(self.must_be_alone, different.values())):
             raise SetupError("a setup that changes what all rows of a batch share cannot act beside another one.")
         together = list(different.values())
-        by_row = _ByRow(groups)
+        by_row = _ByRow(groups, likeness or {})
         return Plan(
-            Rows(*(plan.setup for plan in plans), each=each),
+            Rows.of([plan.setup for plan in plans], each),
             by_row.steps({key: plan.steps for key, plan in different.items()}),
             inputs=by_row.steps({key: plan.inputs for key, plan in different.items()}),
             keys={path: front for path in _union(plan.keys for plan in together)
@@ -81,40 +91,69 @@ class Joiner:
         return frozenset(module for _, module in found.values())
 
 
+@dataclass(frozen=True)
+class _Acting:
+    """Which plans act at a module, in the order of the batch."""
+
+    keys: tuple[int | None, ...]
+    """The plans; None: plans that follow each other and do not act."""
+    groups: tuple[tuple[int, ...], ...]
+    """The rows of each."""
+    runs: tuple[tuple[int, int], ...]
+    """Where plans that are alike begin and end."""
+
+
 class _ByRow:
     """Steps by row, over the groups of one batch. Modules at which the same plans act share one index."""
 
-    def __init__(self, groups: Mapping[int, list[int]]) -> None:
-        self.groups = groups
-        self.kept: dict[tuple[int, ...], ByRow] = {}
+    def __init__(self, groups: Mapping[int, list[int]], likeness: Mapping[int, int]) -> None:
+        self.groups, self.likeness = groups, likeness
+        self.acting: dict[tuple[int, ...], _Acting] = {}
+        self.kept: dict[Hashable, ByRow] = {}
 
     def steps(self, tables: Mapping[int, Mapping[str, Step]]) -> dict[str, Step]:
         return {module: self._step(module, tables) for module in _union(tables.values())}
 
     def _step(self, module: str, tables: Mapping[int, Mapping[str, Step]]) -> Step:
-        acting = tuple(key for key, table in tables.items() if module in table)
-        like = self.kept.get(acting)
-        groups = self._groups(frozenset(acting)) if like is None else None
-        steps: list[Step] = []
-        for table in tables.values():
-            step = table.get(module, UNCHANGED)
-            if step is not UNCHANGED or not steps or steps[-1] is not UNCHANGED:
-                steps.append(step)
+        there = tuple(key for key, table in tables.items() if module in table)
+        if there not in self.acting:
+            self.acting[there] = self._found(frozenset(there))
+        acting = self.acting[there]
+        steps = [UNCHANGED if key is None else tables[key][module] for key in acting.keys]
+        single = lambda a, b: [(i, i + 1) for i in range(a, b)]
+        alike = tuple(
+            part for a, b in acting.runs
+            for part in ([(a, b)] if likeness(steps[a]) is not None else single(a, b))
+        )  # fmt: skip
+        together = tuple(_together(steps[a:b], acting.groups[a:b]) for a, b in alike)
+        like = self.kept.get((there, alike))
         if like is not None:
-            return ByRow(tuple(steps), like.index, like.kept)
-        made = self.kept[acting] = ByRow(tuple(steps), groups or ())
+            return ByRow(together, like.index, like.kept)
+        index = tuple(tuple(row for group in acting.groups[a:b] for row in group) for a, b in alike)
+        made = self.kept[there, alike] = ByRow(together, index)
         return made
 
-    def _groups(self, acting: frozenset[int]) -> tuple[tuple[int, ...], ...]:
+    def _found(self, acting: frozenset[int]) -> _Acting:
         """The rows of each acting plan; those of others that follow each other are one group."""
-        found: list[list[int]] = []
-        idle = False
+        keys: list[int | None] = []
+        groups: list[list[int]] = []
         for key, rows in self.groups.items():
-            if key in acting or not idle:
-                found.append([])
-            found[-1] += rows
-            idle = key not in acting
-        return tuple(map(tuple, found))
+            own = key if key in acting else None
+            if own is not None or not keys or keys[-1] is not None:
+                keys.append(own)
+                groups.append([])
+            groups[-1] += rows
+        kinds = [None if key is None else self.likeness.get(key) for key in keys]
+        begins = [i for i, kind in enumerate(kinds) if i == 0 or kind is None or kind != kinds[i - 1]]
+        return _Acting(
+            tuple(keys), tuple(map(tuple, groups)), tuple(zip(begins, (*begins[1:], len(keys)), strict=True))
+        )
+
+
+def _together(steps: Sequence[Step], groups: Sequence[tuple[int, ...]]) -> Step:
+    if len(steps) == 1:
+        return steps[0]
+    return Together(cast(tuple[Add, ...], tuple(steps)), tuple(map(len, groups)))
 
 
 def _union(tables: Iterable[Iterable[str]]) -> list[str]:

@@ -12,7 +12,7 @@ Every one of them takes names or other setups, where that has a meaning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -78,6 +78,14 @@ class Rows:
                 raise SetupError("Rows inside Rows has no meaning: a row of the batch is already one row.")
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "each", each)
+
+    @classmethod
+    def of(cls, parts: Iterable[Setup], each: int = 1) -> Rows:
+        """The same of setups that have been resolved, each by itself: nothing is left to check."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "parts", tuple(parts))
+        object.__setattr__(made, "each", each)
+        return made
 
 
 @dataclass(frozen=True, init=False)

@@ -108,8 +108,10 @@ class ByRow:
         results = []
         for step, at, mine in zip(self.steps, index, self.index, strict=True):
 
-            def take(x: Tensor, at: Tensor | slice = at) -> Tensor:  # one part may be several rows: beams, choices
-                return x.unflatten(0, (parts, -1))[at].flatten(0, 1)
+            def take(x: Tensor, at: Tensor | slice = at) -> Tensor:
+                if x.shape[0] == parts:
+                    return x[at]
+                return x.unflatten(0, (parts, -1))[at].flatten(0, 1)  # one part is several rows: beams, choices
 
             results.append(step(take(h), seen.rows(take)).unflatten(0, (len(mine), -1)))
         whole = torch.cat(_same_shape(results))

@@ -7,7 +7,7 @@ modules, so that a module is registered once, in its inlay, however many setups 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -48,8 +48,9 @@ class Seen:
     def rows(self, take: Callable[[Tensor], Tensor]) -> Seen:
         """The same for some rows of the batch only."""
         args = tuple(take(x) if isinstance(x, Tensor) else x for x in self.args)
-        rest = {k: take(x) for k in ("residual", "hidden", "mask", "layer") if (x := getattr(self, k)) is not None}
-        return replace(self, args=args, earlier={k: take(x) for k, x in self.earlier.items()}, **rest)
+        earlier = {name: take(x) for name, x in self.earlier.items()}
+        own = lambda x: None if x is None else take(x)
+        return Seen(args, own(self.residual), own(self.hidden), own(self.mask), own(self.layer), earlier)
 
 
 class Step(Protocol):

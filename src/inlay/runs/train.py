@@ -48,6 +48,8 @@ from inlay.training.workbench import Workbench, open_config
 T = TypeVar("T")
 Finishing = Callable[["Job", EncodedSplit, list[Answer]], None]
 """Is given the job with its best state, the judged rows and the answers to them, before the run counts as finished."""
+FEW, FEW_LABELS = 1_000, "few-labels"
+"""So many training rows are few, and what is done then."""
 FILES = ("data_dir", "train_file", "validation_file", "test_file")
 """Settings that are paths of rows."""
 
@@ -130,6 +132,8 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     settings = begun_from_a_run(settings)
     found = _checked(settings, allowed, resume)
     torch.manual_seed(settings.seed)
+    settings, found = _as_few(settings, found)
+    check_batch(len(found.prepared.train), settings)
     trust = allowed.trust_remote_code
     bench = Workbench.open(settings.host, found.prepared.task, found.config, trust_remote_code=trust)
     head = None if bench.form != "labels" else bench.head(settings.head_layers, settings.head_dropout, settings.pooling)
@@ -157,6 +161,22 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     if bench.form == "text":
         settings, codec = with_room(bench.host, settings, codec, found.prepared)
     return Job(settings, found.prepared, bench.host, codec, name)
+
+
+def _as_few(settings: Settings, found: _Found) -> tuple[Settings, _Found]:
+    """The settings as they are where training rows are few: those of the recipe for it, where none is named.
+
+    What the user said stays. Hosts that answer in text have no new head to begin with; an inlay that goes on has one.
+    """
+    task, rows = found.prepared.task, len(found.prepared.train)
+    if settings.recipe is not None or settings.start is not None or rows > FEW:
+        return settings, found
+    if answer_form(task, found.config) != "labels":
+        return settings, found
+    said = settings.model_dump(include=settings.model_fields_set)
+    few = Settings(**said | {"recipe": FEW_LABELS, "host": settings.host, "out": settings.out})
+    note = f"{rows:,} training rows are few: recipe {FEW_LABELS} is used (the usual one: default)"
+    return few, replace(found, prepared=replace(found.prepared, notes=(*found.prepared.notes, note)))
 
 
 def with_room(host: PreTrainedModel, settings: Settings, codec: Codec, prepared: Prepared) -> tuple[Settings, Codec]:
@@ -241,7 +261,6 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
     look(lambda: check_trackers(settings.trackers))
     if problems:
         raise ConfigError("\n".join(problems))
-    check_batch(len(found.prepared.train), settings)
     return found
 
 

@@ -44,7 +44,7 @@ from inlay.serve.gate import Gate, extra
 from inlay.serve.keys import Keys
 from inlay.serve.logs import LOG
 from inlay.serve.metrics import Metrics
-from inlay.serve.pieces import piece_at
+from inlay.serve.pieces import Piece, piece_at
 from inlay.serve.roots import below, inside
 from inlay.serve.shelf import Model
 from inlay.training.recipe import Generation
@@ -72,7 +72,7 @@ def responses(ok: Any, *statuses: int, also: dict[int, Any] | None = None) -> di
 
 def build_app(
     engine: Engine, *, keys: Keys | None = None, root: Path | None = None, cors: Sequence[str] = (),
-    hosts: Sequence[str] | None = None, page: bool = True,
+    hosts: Sequence[str] | None = None, page: bool = True, among: Alone | None = None,
 ) -> FastAPI:  # fmt: skip
     """The application over an engine.
 
@@ -80,8 +80,9 @@ def build_app(
     root:  the folder below which models may be loaded by request; none: they cannot.
     cors:  origins whose pages may ask; none: only the server's own page.
     hosts: names under which the server may be asked; None: any.
+    among: what other servers of the same models have to be told; None: there are none.
     """
-    keys = keys or Keys()
+    keys, among = keys or Keys(), among or Alone(engine)
     app = FastAPI(
         title="Inlay", version=inlay.__version__, docs_url=None, redoc_url=None,
         summary="One host, every inlay and fusion.", separate_input_output_schemas=False,
@@ -89,18 +90,37 @@ def build_app(
     metrics = Metrics(engine)
     if cors:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(Gate, keys=keys, limits=engine.limits, metrics=metrics, hosts=hosts)
+    app.add_middleware(Gate, keys=keys, limits=engine.limits, metrics=metrics, hosts=hosts, names=among.names_requests)
     app.state.engine, app.state.metrics = engine, metrics
     _handle_errors(app)
     _add_models(app, engine)
     ask = Asking(engine)
     _add_asking(app, ask)
     _add_completions(app, ask)
-    _add_loading(app, engine, keys, root)
-    _add_state(app, engine, metrics)
+    _add_loading(app, engine, keys, root, among)
+    _add_state(app, engine, metrics, among)
     if page:
         _add_page(app)
     return app
+
+
+class Alone:
+    """One server by itself: what changes here changes nowhere else."""
+
+    names_requests = True
+    """Whether answers have to say a request's id: nobody in front of the server does."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def load(self, piece: Piece) -> None:
+        self.engine.put(piece)
+
+    def delete(self, name: str) -> None:
+        self.engine.unload(name)
+
+    def metrics(self, own: bytes) -> bytes:
+        return own
 
 
 class Asking:
@@ -295,7 +315,7 @@ def _add_models(app: FastAPI, engine: Engine) -> None:
         return JSONResponse(_entry(engine)(engine.shelf[name]))
 
 
-def _add_loading(app: FastAPI, engine: Engine, keys: Keys, root: Path | None) -> None:
+def _add_loading(app: FastAPI, engine: Engine, keys: Keys, root: Path | None, among: Alone) -> None:
     def allowed(request: Request) -> Path:
         if not keys.admins:
             raise Forbidden("this server was started without an admin key, so nothing is loaded or deleted by request.")
@@ -315,7 +335,7 @@ def _add_loading(app: FastAPI, engine: Engine, keys: Keys, root: Path | None) ->
 
         def work() -> None:
             folder = below(here, body.path)
-            engine.put(piece_at(folder, name, inside(here)))
+            among.load(piece_at(folder, name, inside(here)))
 
         new = name not in engine.models
         engine.check_open()
@@ -328,12 +348,12 @@ def _add_loading(app: FastAPI, engine: Engine, keys: Keys, root: Path | None) ->
         """Take a model off; requests that it has taken are answered first."""
         allowed(request)
         engine.check_open()
-        await asyncio.to_thread(engine.unload, name)
+        await asyncio.to_thread(among.delete, name)
         LOG.info("deleted", extra={"id": request.state.id, "model": name})
         return JSONResponse({"id": name, "deleted": True})
 
 
-def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
+def _add_state(app: FastAPI, engine: Engine, metrics: Metrics, among: Alone) -> None:
     def state(good: bool, word: str) -> Response:
         facts = {
             "heartbeat_age": round(engine.since_beat(), 3),
@@ -361,7 +381,8 @@ def _add_state(app: FastAPI, engine: Engine, metrics: Metrics) -> None:
     @app.get("/metrics", responses=responses(None) | text, response_class=Response, tags=["state"])
     async def scrape() -> Response:
         """What Prometheus reads."""
-        return Response(await asyncio.to_thread(metrics.text), media_type=CONTENT_TYPE_LATEST)
+        text = await asyncio.to_thread(lambda: among.metrics(metrics.text()))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_page(app: FastAPI) -> None:

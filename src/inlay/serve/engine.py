@@ -413,10 +413,11 @@ class Engine:
             self._classify(batch)
 
     def _classify(self, batch: list[Row]) -> None:
-        """One forward, whatever models its rows are for. Rows of one model lie side by side: so nothing is copied."""
-        batch = sorted(batch, key=lambda row: id(row.plan))
-        plan = self.shelf.joiner.joined([row.plan for row in batch])
-        logits = self._logits(plan, batch)
+        """One forward, whatever models its rows are for."""
+        plan, batch = self.plan_for(batch)
+        host, inputs = self.shelf.host, self.padded(batch)
+        inlays_of(host).switch(host, plan)
+        logits: Tensor = host(**inputs).logits.cpu()
         for row, own in zip(batch, logits, strict=True):
             model, features = row.request.model, row.request.split.features
             if own.dim() == 2:  # the batch has logits for every token: of a text they are the same at all of them
@@ -424,16 +425,20 @@ class Engine:
             row.request.found[row.at] = own[..., : model.outputs]
             self._done(row.request)
 
-    def _logits(self, plan: Plan, batch: Sequence[Row]) -> Tensor:
-        host, features = self.shelf.host, batch[0].request.split.features
-        columns = [row.columns() for row in batch]
-        flat = {name: torch.cat([each[name] for each in columns]) for name in columns[0]}
+    def plan_for(self, batch: Sequence[Row]) -> tuple[Plan, list[Row]]:
+        """One plan for all rows. Those of one model lie side by side, so that nothing is copied; so do like models."""
+        batch = sorted(batch, key=lambda row: (row.request.model.likeness, id(row.plan)))
+        alike = {id(row.plan): row.request.model.likeness for row in batch}
+        return self.shelf.joiner.joined([row.plan for row in batch], likeness=alike), batch
+
+    def padded(self, batch: Sequence[Row]) -> dict[str, Tensor]:
+        """What the host reads."""
+        features = batch[0].request.split.features
+        flat = {name: torch.cat([row.columns[name] for row in batch]) for name in batch[0].columns}
         starts = torch.tensor([0, *(row.length for row in batch)]).cumsum(0)
         inputs = Tokens(flat, starts).padded(torch.arange(len(batch)), features.pads, features.left)
         inputs["attention_mask"] = inputs.pop("mask")
-        inlays_of(host).switch(host, plan)
-        logits: Tensor = host(**{name: tensor.to(host.device) for name, tensor in inputs.items()}).logits
-        return logits.cpu()
+        return {name: tensor.to(self.shelf.host.device) for name, tensor in inputs.items()}
 
     def _write(self, batch: list[Row]) -> None:
         """Rows of one model whose host answers in text."""

@@ -38,9 +38,11 @@ class Gate:
     """The outermost layer of the application."""
 
     def __init__(
-        self, app: ASGIApp, *, keys: Keys, limits: Limits, metrics: Metrics, hosts: Sequence[str] | None = None
-    ) -> None:
+        self, app: ASGIApp, *, keys: Keys, limits: Limits, metrics: Metrics, hosts: Sequence[str] | None = None,
+        names: bool = True,
+    ) -> None:  # fmt: skip
         self.app, self.keys, self.limits, self.metrics, self.hosts = app, keys, limits, metrics, hosts
+        self.names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,7 +60,8 @@ class Gate:
                 own = MutableHeaders(raw=message.setdefault("headers", []))
                 for header, value in HEADERS.items():
                     own.setdefault(header, value)
-                own["x-request-id"] = name
+                if self.names:
+                    own["x-request-id"] = name
             await send(message)
 
         with span(f"{scope['method']} {scope['path'][:100]}", headers) as note:

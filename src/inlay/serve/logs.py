@@ -25,7 +25,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        said |= {name: value for name, value in vars(record).items() if name not in PLAIN}
+        said |= {name: value for name, value in vars(record).items() if name not in PLAIN and name[0] != "_"}
         if record.exc_info:
             said["traceback"] = self.formatException(record.exc_info)
         return json.dumps(said, default=str)

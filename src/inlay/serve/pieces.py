@@ -69,7 +69,7 @@ def pieces_of(paths: Sequence[str]) -> list[Piece]:
     found: list[Piece] = []
     problems: list[str] = []
     for given in paths:
-        name, path = _named(given)
+        name, path = split_name(given)
         try:
             found += [_renamed(piece, name, several) for several, piece in _at(path)]
         except InlayError as error:
@@ -83,7 +83,8 @@ def pieces_of(paths: Sequence[str]) -> list[Piece]:
     return sorted(found, key=lambda piece: len(piece.members) < len(piece.needs))  # such fusions need others first
 
 
-def _named(given: str) -> tuple[str | None, str]:
+def split_name(given: str) -> tuple[str | None, str]:
+    """NAME=PATH, or a path alone."""
     name, equals, path = given.partition("=")
     return (None, given) if not equals or Path(given).exists() else (name, path)
 

@@ -60,11 +60,16 @@ class Request:
 
     def rows(self) -> list[Row]:
         """What the host has to read; nothing has run yet."""
-        lengths = asked(self.split).inputs.lengths.tolist()
+        inputs = asked(self.split).inputs
+        lengths = inputs.lengths.tolist()
         group = ("by itself", id(self)) if self.looks_inside or self.writes else self.model.group
         self.found = [None] * len(lengths)
         self.left = len(self.found)
-        return [Row(self, i, length, group) for i, length in enumerate(lengths)]
+        cut = {name: column.split(lengths) for name, column in inputs.columns.items()}
+        return [
+            Row(self, i, length, group, {name: parts[i] for name, parts in cut.items()})
+            for i, length in enumerate(lengths)
+        ]
 
     def finish(self, result: Any) -> None:
         with suppress(InvalidStateError):  # nobody waits for it any more
@@ -100,6 +105,8 @@ class Row:
     at: int
     length: int
     group: Hashable
+    columns: dict[str, Tensor]
+    """Its tokens and whatever else the host reads, cut out before it came into the queue."""
 
     @property
     def arrived(self) -> float:
@@ -112,11 +119,6 @@ class Row:
     @property
     def plan(self) -> Plan:
         return self.request.model.plan
-
-    def columns(self) -> dict[str, Tensor]:
-        inputs = self.request.split.features.inputs
-        begin, end = int(inputs.starts[self.at]), int(inputs.starts[self.at + 1])
-        return {name: column[begin:end] for name, column in inputs.columns.items()}
 
 
 def _padded(found: Sequence[Tensor], left: bool) -> Tensor:

@@ -47,6 +47,8 @@ class Model:
     codec: Codec
     group: Hashable
     """With which others it may share a batch."""
+    likeness: int = 0
+    """Models for which this is the same act together where their rows lie side by side."""
     members: dict[str, str] = field(default_factory=dict)
     """A fusion's members: what people call them → their names on the host."""
     method: str = "host"
@@ -165,6 +167,7 @@ class Shelf:
         alone = self.joiner.must_be_alone(plan) or codec.form == "text"
         return Model(
             piece.name, piece, own, plan, codec, ("alone", next(self.numbers)) if alone else "together",
+            self.joiner.likeness(plan),
             _by_name(piece, method) if isinstance(method, Fusion) else {},
             "host" if method is None else method.kind, uses, piece_mark=mark,
         )  # fmt: skip

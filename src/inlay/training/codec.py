@@ -314,18 +314,20 @@ class Codec:
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss summed over a batch's rows, or target tokens; the step divides it by `Features.weights`."""
+        logits = logits if logits.dtype == torch.float64 else logits.float()
         if self.task.kind == "regression" and self.form != "text":
-            return torch.nn.functional.mse_loss(logits.flatten().float(), labels.float(), reduction="sum")
+            return torch.nn.functional.mse_loss(logits.flatten(), labels.to(logits.dtype), reduction="sum")
         if self.task.kind == "multilabel":
-            each = torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), labels, reduction="none")
+            wanted = labels.to(logits.dtype)
+            each = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
             return each.mean(-1).sum()
         if self.task.kind == "spans":
-            first_and_last = self.compared(logits).flatten(0, 1).float()  # (windows · 2, T)
+            first_and_last = self.compared(logits).flatten(0, 1)  # (windows · 2, T)
             return torch.nn.functional.cross_entropy(first_and_last, labels.flatten(), reduction="sum") / 2
         logits = self.aligned(logits, labels)
-        weights = None if self.class_weights is None else torch.tensor(self.class_weights, device=logits.device)
+        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
         return torch.nn.functional.cross_entropy(
-            logits.flatten(0, -2).float(), labels.flatten(), weight=weights, reduction="sum",
+            logits.flatten(0, -2), labels.flatten(), weight=weights, reduction="sum",
             label_smoothing=self.label_smoothing,
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 A step's gradient is that of the mean loss over its rows, however they are shared out over processes and portions:
 
+    heads first, where the recipe says so
     for each step:                                   rows of one batch of like length
         for each portion of this process's rows:     loss = Σ rows' losses / all the step's rows + penalty
         clip, AdamW, next learning rate
@@ -31,6 +32,7 @@ from inlay.errors import ConfigError, InlayError
 from inlay.training.batching import Batch, Batches, OneTask, by_task, portion
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import ask, loss_on
+from inlay.training.head_first import fit_head
 from inlay.training.interrupt import Interrupted, Interrupts
 from inlay.training.lesson import Lesson
 from inlay.training.objectives import Objective, Portion, plain_loss
@@ -106,7 +108,7 @@ class Loop:
     log: Callable[[Entry], None] | None = None
     """Is given one entry per evaluation."""
     rewind: Callable[[int], None] | None = None
-    """Is told the step that training goes on from, before the first one."""
+    """Is told the step that training goes on from, before the first one; -1: from the very beginning."""
     watch: Watcher = field(default_factory=Silent)
     title: str = "train"
     finish_now: bool = False
@@ -138,6 +140,7 @@ class Loop:
         self.watch.start(self.title, self.position.step, self.total_steps)
         try:
             with Interrupts(alone=self.accelerator.num_processes == 1) as interrupts:
+                self._fit_heads()
                 for batch in self._batches():
                     self._train_step(batch)
                     self._evaluate_and_save_if_due()
@@ -184,16 +187,29 @@ class Loop:
 
     # steps
 
+    def _fit_heads(self) -> None:
+        """New heads before anything else, if the recipe says so; what they reach alone is a result to beat."""
+        if not self.settings.head_first or self.position.step or self.position.stopped:
+            return
+        for lesson in self.lessons:
+            lesson.enter()
+            if fit_head(self.host, lesson.codec, lesson.train):
+                self.position.loss_sum += loss_on(self.host, lesson.codec, lesson.train, self.accelerator)
+                self.position.loss_steps += 1
+        if self.position.loss_steps:
+            self._evaluate()
+
     def _resume(self) -> None:
         """The first step of a new run, or where the checkpoint left off."""
         process = self.accelerator.process_index
         torch.manual_seed(self.settings.seed + 1_000 * process)
-        if self.checkpoint is not None and self.checkpoint.exists():
+        begun = self.checkpoint is not None and self.checkpoint.exists()
+        if begun and self.checkpoint is not None:
             self.position = load_state(self.checkpoint, self.learned, self.optimizer.optimizer, process)
             self.batches.restore(self.position.streams, self.learned.more)
         self.position.stopped |= self.finish_now
         if self.rewind is not None and self.accelerator.is_main_process:
-            self.rewind(self.position.step)
+            self.rewind(self.position.step if begun else -1)
 
     def _batches(self) -> Iterator[Batch]:
         """The batches still to come. The position moves on before a batch is handed out: a save after it is right."""
@@ -352,7 +368,7 @@ class Loop:
             "step": at.step,
             "epoch": at.step / self.batches.steps,
             "loss": float(self.accelerator.reduce(loss, "mean")),
-            "lr": self._lr(),
+            "lr": self._lr() if at.step else 0.0,
         }
         for lesson in self.lessons:
             entry |= {f"{lesson.prefix}validation_{name}": score for name, score in scores[lesson.name].items()}

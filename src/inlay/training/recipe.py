@@ -91,6 +91,8 @@ class Recipe(Generation):
     """Mixtures: the weight of the distance between two draws in the loss, 0 for none; by default 1."""
     consistency_detach: bool | None = None
     """Mixtures: whether each draw's answer is a constant for the other, as in the published code (the default)."""
+    head_first: bool = False
+    """Fit the new head to the training rows before the first step, with everything else as it is."""
     clip: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to at most this norm; 0 does not clip."""
     patience: int = Field(default=3, ge=0)

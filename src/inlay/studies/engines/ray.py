@@ -92,7 +92,7 @@ def _begin(ray: Any, address: str | None, count: int | None) -> None:
     if address is None:
         ray.init(address="local", num_cpus=count, **quiet)  # not one that happens to run here
         return
-    _check_answers(address)
+    check_answers(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -100,7 +100,7 @@ def _begin(ray: Any, address: str | None, count: int | None) -> None:
         raise EngineError(f"no Ray cluster at {address}: {told}. Start one with `ray start --head`.") from None
 
 
-def _check_answers(address: str) -> None:
+def check_answers(address: str) -> None:
     """Refuse at once what Ray itself would wait for, minutes long."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
