@@ -279,7 +279,7 @@ def test_costs_are_compacters_protocol(curves):
     lines = {line[0]: dict(zip(COST_COLUMNS, line, strict=True)) for line in costs(curves, tables(curves)[0])}
     full, single = lines["full"], lines["single"]
     assert full["% trained"] > 90
-    assert full["full copies : this"] == pytest.approx(1, rel=0.1)
+    assert full["full copies : this"] == pytest.approx(1, abs=0.2)  # a tiny file has a header, too
     stored = next(
         curves.results[cell.name] for slot, cell in curves.filled.items() if (slot.way, slot.rows) == ("single", 32)
     )
