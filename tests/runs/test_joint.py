@@ -87,7 +87,12 @@ def test_a_run_has_a_host_and_an_inlay_per_task(trained: dict[str, Run]) -> None
     for name in ("long", "short"):
         assert {f"{name}/validation_accuracy", f"{name}/loss"} <= entry.keys()
     assert entry["alpha"] == pytest.approx(0.2), "the last of two epochs"
+    assert [record["tasks"][name]["shares"] for name in ("long", "short")] == [
+        pytest.approx([2 / 3, 2**0.2 / (1 + 2**0.2)], abs=1e-6), pytest.approx([1 / 3, 1 / (1 + 2**0.2)], abs=1e-6),
+    ]  # fmt: skip
     page = run.report.read_text(encoding="utf-8")
+    for words in ("66.7%", "one task per step, in proportion to rows^α, α annealed", "The most confident mistakes"):
+        assert words in page
     assert "mt-a of 2 tasks" in page
     assert "<svg" in page
     assert "short" in page
@@ -128,7 +133,9 @@ def test_eval_and_predict_of_a_task(trained: dict[str, Run], place: Path, capsys
     folder = trained["mt-a"].folder
     main(["eval", str(folder), "--json", "--quiet"])
     told = json.loads(capsys.readouterr().out)
-    assert [each["scores"] for each in told] == [t["scores"] for t in trained["mt-a"].record()["tasks"].values()]
+    assert [each["scores"] for each in told["tasks"]] == [
+        t["scores"] for t in trained["mt-a"].record()["tasks"].values()
+    ]
     main(["predict", f"{folder}:short", "--file", str(place / "short-validation.jsonl"), "--quiet"])
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(said) == 20

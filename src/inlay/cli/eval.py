@@ -39,7 +39,7 @@ Examples:
   inlay eval runs/mixture --routing ensemble --mean probabilities
   inlay eval runs/mnli runs/rte-after-mnli
   inlay eval runs/joint:rte --split validation
-  inlay eval --matrix runs/rte runs/mnli runs/multi-task runs/mt-a runs/rte-fused
+  inlay eval --matrix runs/rte runs/joint runs/rte-fused runs/rte-fused-jointly
   inlay eval runs/mine --file others.csv --text comment --label rating
 """
 
@@ -97,7 +97,8 @@ def _tell_one(path: Path, split: str | None, as_json: bool, quiet: bool, one: di
         return
     found = [_measured(each, split, quiet, **one) for each in tasks]
     rows = [(f["task"], f["source"], f["rows"], name, value) for f in found for name, value in f["scores"].items()]
-    tell(columns(rows, ("task", "rows of", "rows", "metric", "score")), found, as_json)
+    told = columns(rows, ("task", "rows of", "rows", "metric", "score"))
+    tell(told, {"path": str(path), "tasks": found}, as_json)
 
 
 def _measured(

@@ -46,6 +46,7 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("host", record["host"]),
         ("mode", record["mode"]),
         ("method", record["method"] or "—"),
+        ("tasks are drawn", _drawing(record["settings"])),
         ("trained parameters", f"{record['trained_parameters']:,}"),
         ("host parameters", f"{record['host_parameters']:,}"),
         ("seed", str(record["seed"])),
@@ -57,10 +58,23 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _drawing(settings: Mapping[str, Any]) -> str:
+    """How tasks were drawn, in words."""
+    rows = "rows of any task in a step" if settings["mixed"] else "one task per step"
+    own = [each for each in settings["tasks"].values() if each.get("weight") is not None]
+    if settings.get("weights") or own:  # what was not given need not be there
+        return f"{rows}, by weights of their own"
+    if settings.get("task_temperature") is not None:
+        return f"{rows}, in proportion to rows^(1/{settings['task_temperature']:g})"
+    alpha = settings["alpha"]
+    return f"{rows}, in proportion to rows^α, α {alpha if isinstance(alpha, str) else f'= {alpha:g}'}"
+
+
 def _scores(name: str, mine: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Task, rows, where it was judged, its scores, and its best step."""
+    """Task, rows, its share of the draws, where it was judged, its scores, and its best step."""
     told = ", ".join(f"{metric} {number(value):.4f}" for metric, value in mine["scores"].items())
-    return name, mine["rows"]["train"], mine["judged"], told, mine["best_step"]
+    drawn = [f"{share:.1%}" for share in mine["shares"]]
+    return name, mine["rows"]["train"], *drawn, mine["judged"], told, mine["best_step"]
 
 
 def _task(name: str, task: Task, split: EncodedSplit, answers: Sequence[Answer]) -> dict[str, Any]:

@@ -102,8 +102,10 @@ class JointJob:
 
     def facts(self) -> dict[str, Any]:
         settings, tasks = self.settings, {name: facts_of_task(job) for name, job in self.jobs.items()}
+        counts, epochs = {name: tasks[name]["rows"]["train"] for name in tasks}, settings.epochs or 1
+        shares = [self.sampling.shares(counts, epoch, epochs) for epoch in (1, epochs)]
         for name, job in self.jobs.items():
-            tasks[name]["settings"] = lasting(job.settings)
+            tasks[name] |= {"settings": lasting(job.settings), "shares": [round(share[name], 6) for share in shares]}
         rows = [facts["rows"] for facts in tasks.values()]
         shared = {"mode": settings.mode, "settings": lasting_jointly(settings), "notes": list(self.notes)}
         whole = {split: sum(each[split] for each in rows) for split in ("train", "validation", "test")}
