@@ -47,7 +47,6 @@ from inlay.training.evaluate import ask
 from inlay.training.generation import write
 from inlay.training.recipe import Generation
 from inlay.training.threads import use_threads
-from inlay.training.tokens import Tokens
 from inlay.training.workbench import Workbench
 
 T = TypeVar("T")
@@ -448,12 +447,17 @@ class Engine:
 
     def padded(self, batch: Sequence[Row]) -> dict[str, Tensor]:
         """What the host reads."""
-        features = batch[0].request.split.features
-        flat = {name: torch.cat([row.columns[name] for row in batch]) for name in batch[0].columns}
-        starts = torch.tensor([0, *(row.length for row in batch)]).cumsum(0)
-        inputs = Tokens(flat, starts).padded(torch.arange(len(batch)), features.pads, features.left)
-        inputs["attention_mask"] = inputs.pop("mask")
-        return {name: tensor.to(self.shelf.host.device) for name, tensor in inputs.items()}
+        features, device = batch[0].request.split.features, self.shelf.host.device
+        lengths = [row.length for row in batch]
+        at, many = torch.arange(max(lengths)), torch.tensor(lengths).unsqueeze(1)
+        real = at >= len(at) - many if features.left else at < many
+        found = {
+            name: torch.full(real.shape, features.pads.get(name, 0)).masked_scatter_(
+                real, torch.cat([row.columns[name] for row in batch]).long()
+            )
+            for name in batch[0].columns
+        }
+        return {name: tensor.to(device) for name, tensor in (found | {"attention_mask": real.long()}).items()}
 
     def _write(self, batch: list[Row]) -> None:
         """Rows of one model whose host answers in text."""
