@@ -274,18 +274,12 @@ class Line:
         if self.reader is None:
             await self.open()
         data = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        self.writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-        status, length, close = 0, 0, False
-        while (line := await self.reader.readline()) not in (b"\r\n", b""):
-            name, _, value = line.decode().partition(":")
-            if not status:
-                status = int(line.split()[1])
-            elif name.lower() == "content-length":
-                length = int(value)
-            close |= name.lower() == "connection" and value.strip() == "close"
-        await self.reader.readexactly(length)
-        if close or not status:
+        begin = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        self.writer.write(f"{begin}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        head = (await self.reader.readuntil(b"\r\n\r\n")).lower()
+        status, close = int(head[9:12]), b"connection: close" in head
+        await self.reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r")[0]))
+        if close:
             self.writer.close()
             self.reader = None
         return status

@@ -61,6 +61,8 @@ def fuzz(engine: Engine, root: Path, cases: int, seed: int = 0) -> Counter[int]:
         def ask(case: Any) -> None:
             if isinstance(case.body, dict) and "model" in case.body and sum(seen.values()) % 2:
                 case.body["model"] = names[sum(seen.values()) % len(names)]  # half of them reach a model
+            if case.method == "GET" and "name" in (case.path_parameters or {}) and sum(seen.values()) % 2:
+                case.path_parameters["name"] = names[sum(seen.values()) % len(names)]
             if _is_short((case.headers or {}).get(TIMEOUT)):
                 del case.headers[TIMEOUT]  # who asks for an answer within a microsecond gets the 504 that he asked for
             response = case.call(headers={"Authorization": f"Bearer {ADMIN}"})

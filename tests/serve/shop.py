@@ -24,7 +24,7 @@ TASKS = {
 METHODS: tuple[Method, ...] = (
     inlay.Pfeiffer(reduction=2), inlay.Houlsby(size=3), inlay.LoRA(rank=2), inlay.Compacter(reduction=2, n=2),
     inlay.Parallel(size=4), inlay.IA3(), inlay.Prefix(length=3), inlay.Prompt(length=2), inlay.BitFit(),
-    inlay.Bapna(size=3),
+    inlay.Bapna(size=3), inlay.PAL(size=4, heads=2),
 )  # fmt: skip
 LENGTH = 24
 """The longest input, so that contexts fall into windows."""

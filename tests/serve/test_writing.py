@@ -124,8 +124,9 @@ def test_a_text_that_nobody_reads_any_more_is_written_no_further(decoder):
     from inlay.training.recipe import Generation
 
     pieces: list[str] = []
-    with engine.room_for(1):
+    with engine.room_for(1) as hold:
         future = engine.enter_completion(
+            hold,
             "one",
             ["w1"],
             Generation(max_new_tokens=5000),

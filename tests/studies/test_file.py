@@ -41,6 +41,35 @@ def mistake(here, tmp_path, capsys):
     return tell
 
 
+def test_every_paper_has_its_studies_and_small_forms():
+    wanted = {
+        "adapterfusion", "adapterfusion-small", "adamix-glue", "adamix-nlg", "adamix-fewshot", "adamix-ablations",
+        "adamix-small", "adamix-nlg-small", "adamix-fewshot-small", "compacter-glue", "compacter-superglue",
+        "compacter-low-resource", "compacter-efficiency", "compacter-small", "compacter-superglue-small",
+        "compacter-low-resource-small", "compacter-efficiency-small",
+    }  # fmt: skip
+    assert wanted <= set(study_names())
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_the_studies_that_ship_can_be_planned(name, here, tmp_path, capsys):
+    """With stand-ins for hosts and rows: every cell has a name or waits for one, and costs something."""
+    from inlay.data.builtin import builtin_tasks
+
+    study = read_study(name)
+    for task in study.tasks:
+        folder = tmp_path / (builtin_tasks()[task].folder or task) if task in builtin_tasks() else tmp_path / task
+        folder.mkdir(parents=True)
+        for split in ("train", "validation", "test"):
+            (folder / f"{split}.jsonl").write_text("")
+    hosts = [word for host in study.hosts for word in ("--host", f"{host}={here / 'bert'}")]
+    main(["study", "plan", name, *hosts, "--data-dir", str(tmp_path), "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert {line["way"] for line in facts["ways"]} == set(study.ways)
+    assert facts["cells_left"] >= sum(len(slots_of(study, way)) for way in study.ways)
+    assert facts["seconds"] > 0
+
+
 @pytest.mark.parametrize("name", study_names())
 def test_the_studies_that_ship_have_no_mistakes(name):
     study = read_study(name)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -56,36 +55,31 @@ def workers_of(process):
     return [int(word) for word in found.stdout.split()]
 
 
-def nothing_ran_twice(out):
-    """No cell was begun again after it was finished, and none at two places at once."""
-    finished, running = set(), {}
-    for event in events(out):
-        name = event["cell"]
-        if event["event"] == "begin":
-            assert name not in finished
-            running[name] = event["process"]
-        elif event["event"] == "finished":
-            finished.add(name)
-    return finished
+def test_thirty_kills_change_nothing(tmp_path):
+    """Runners and workers are killed with SIGKILL at random moments; `tests/studies/kills.py` is the longer form."""
+    words = [sys.executable, "-m", "tests.studies.kills", str(tmp_path), "--kills", "30"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["kills"] >= 30
+    assert found["of_workers"] >= 3
+    assert found["other_tables"] == 0, "the same table, bit for bit"
+    assert found["run_again"] == 0, "no cell has run after it was finished"
+    assert found["cells"] == 10
 
 
-def test_two_runners_share_a_folder_and_kills_change_nothing(here, finished, tmp_path):
-    """Runners and workers are killed at random moments; a second runner works on the same folder all the time."""
-    file, out, chance = write(here), tmp_path / "out", random.Random(0)
-    other = started(file, out)
-    for kill in range(3):
-        process = started(file, out)
-        time.sleep(chance.uniform(2.0, 6.0))
-        targets = workers_of(process) if kill % 2 else [process.pid]
-        for pid in targets[:1]:
-            os.kill(pid, signal.SIGKILL)
-        if kill % 2:
-            process.terminate()
-        process.communicate(timeout=120)
-    ended(other)
-    ended(started(file, out))
-    assert table(out) == table(finished[0])
-    assert nothing_ran_twice(out) == set(finished[1].names())
+def test_two_runners_share_a_folder(here, finished, tmp_path):
+    """By command: each cell is run by one of them, and both end with the same table."""
+    ways = {name: FILE["ways"][name] for name in ("source", "single", "fused")}
+    file, out = write(here, ways=ways, seeds=[0]), tmp_path / "out"
+    both = [started(file, out) for _ in range(2)]
+    told = {ended(process) for process in both}
+    assert len(told) == 1
+    names = [event["cell"] for event in events(out) if event["event"] == "begin"]
+    assert len(names) == len(set(names)) == 2 + 4 + 2
+    done = {tuple(line[:10]) for line in table(finished[0])}
+    assert {tuple(line[:10]) for line in table(out)} <= done
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(here, tmp_path):

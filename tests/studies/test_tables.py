@@ -3,6 +3,8 @@
 import csv
 import io
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -16,7 +18,7 @@ from inlay.studies.formats import FORMATS, as_facts, tex
 from inlay.studies.page import study_page
 from inlay.studies.plan import View
 from inlay.studies.tables import GLUE, Asked, _groups, tables
-from tests.studies.tiny import study_in
+from tests.studies.tiny import FILE, run_here, study_in
 
 
 def test_the_tables_numbers_are_the_cells(finished):
@@ -92,6 +94,28 @@ def test_latex_is_a_table_that_tex_can_read(finished):
     assert not set("↗↘→±·") & set(text)
 
 
+def test_latex_is_read_by_a_parser(finished):
+    from pylatexenc.latexwalker import LatexEnvironmentNode, LatexWalker
+
+    _, view, _ = finished
+    nodes, _, _ = LatexWalker(FORMATS["latex"](tables(view), view), tolerant_parsing=False).get_latex_nodes()
+    assert [node.environmentname for node in nodes if node.isNodeType(LatexEnvironmentNode)] == ["table"]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here; Debian: texlive-latex-recommended")
+def test_latex_compiles(finished, curves, tmp_path):
+    made = [FORMATS["latex"](tables(view), view) for view in (finished[1], curves)]
+    text = "\n".join(
+        [r"\documentclass{article}", r"\usepackage{booktabs,graphicx}", r"\begin{document}", *made, r"\end{document}"]
+    )
+    (tmp_path / "table.tex").write_text(text)
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout
+    assert (tmp_path / "table.pdf").stat().st_size > 1000
+
+
 def test_what_tex_reads_as_a_command_is_written_as_a_letter():
     assert tex("a_b & 50% #1 {x} \\y ~^$") == (
         r"a\_b \& 50\% \#1 \{x\} \textbackslash{}y \textasciitilde{}\textasciicircum{}\$"
@@ -141,12 +165,8 @@ def test_the_page_is_whole_and_fetches_nothing(finished):
 
 
 def test_names_cannot_act_in_the_page(here, finished, tmp_path):
-    import shutil
-
     out = tmp_path / "out"
     shutil.copytree(finished[0], out)
-    from tests.studies.tiny import FILE, run_here
-
     ways = {"single": FILE["ways"]["single"] | {"title": "<script>alert(1)</script>"}}
     view, _ = run_here(study_in(here, ways=ways, about="<b>x</b>"), out)
     page = study_page(view)
@@ -154,11 +174,128 @@ def test_names_cannot_act_in_the_page(here, finished, tmp_path):
     assert "<b>x</b>" not in page
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The matplotlib figures behind the pictures, and what fusions' pictures were made of."""
+    from inlay.studies import figures
+
+    made = []
+    whole = figures.as_svg
+    monkeypatch.setattr(figures, "as_svg", lambda figure: made.append(figure) or whole(figure))
+    fusions = figures.fusions_svg
+    monkeypatch.setattr(figures, "fusions_svg", lambda seen, *how: made.append((seen, how)) or fusions(seen, *how))
+    return made
+
+
+@pytest.fixture(scope="module")
+def curves(here, tmp_path_factory):
+    """Two numbers of rows, several evaluations, a full fine-tuning to compare with."""
+    ways = {
+        "full": {"kind": "full", "lr": 0.001},
+        "single": {"options": {"size": 4}},
+        "fused": {
+            "kind": "fusion",
+            "rows": [32],
+            "members": [{"way": "single", "tasks": "targets"}, {"way": "single"}],
+        },
+    }
+    settings = {"batch_size": 16, "epochs": 2, "lr": 0.02, "patience": 0}
+    study = study_in(here, ways=ways, settings=settings, rows=[32, 64], against="full")
+    view, _ = run_here(study, tmp_path_factory.mktemp("curves") / "out")
+    assert not view.failures, next(iter(view.failures.values())).error
+    return view
+
+
+def mean_of(view, way, task, rows):
+    found = [
+        view.results[cell.name]["scores"]["accuracy"]
+        for slot, cell in view.filled.items()
+        if (slot.way, slot.task, slot.rows) == (way, task, rows)
+    ]
+    return 100 * sum(found) / len(found)
+
+
+def test_differences_are_those_of_the_means(curves, drawn):
+    """AdapterFusion's figure 3."""
+    made = draw(curves, "differences", Asked())
+    assert list(made) == ["bert, 32 training rows", "bert, 64 training rows"]
+    (axes,) = drawn[0].axes
+    bars = {bar.get_label(): [one.get_height() for one in bar] for bar in axes.containers}
+    assert list(bars) == ["single", "fused"]
+    for way, heights in bars.items():
+        wanted = [mean_of(curves, way, task, 32) - mean_of(curves, "full", task, 32) for task in "bc"]
+        assert heights == pytest.approx(wanted)
+
+
+def test_attention_is_the_mean_over_seeds(curves, drawn):
+    """AdapterFusion's figures 4 and 6: targets × members, in the mean and in each layer."""
+    draw(curves, "attention", Asked())
+    seen, how = drawn[0]
+    assert how == ()
+    assert drawn[1][1] == ("all",)
+    assert list(seen) == ["b", "c"]
+    cells = [cell for slot, cell in curves.filled.items() if (slot.way, slot.task, slot.rows) == ("fused", "b", 32)]
+    each = [curves.results[cell.name]["attention"] for cell in cells]
+    assert len(each) == 2
+    for place, mean in seen["b"].mean.items():
+        wanted = [sum(pair) / 2 for pair in zip(*(one["places"][place] for one in each), strict=True)]
+        assert mean.tolist() == pytest.approx(wanted)
+        assert float(mean.sum()) == pytest.approx(1, abs=1e-3)
+    assert seen["b"].members == ("c", "own")
+
+
+def test_scores_stand_over_trained_parameters_and_over_rows(curves, drawn):
+    """Compacter's figure 1 and its low-resource figure."""
+    draw(curves, "parameters", Asked())
+    (axes,) = drawn[0].axes
+    at = {points.get_label(): points.get_offsets().tolist()[0] for points in axes.collections}
+    table = tables(curves)[0]
+    assert at == {line.title: pytest.approx([line.trained, line.averages["average"]]) for line in table.lines}
+    assert axes.get_xscale() == "log"
+    drawn.clear()
+    assert list(draw(curves, "rows", Asked(ways=("single", "full")))) == ["b, bert", "c, bert"]
+    (axes,) = drawn[0].axes
+    single = next(bars for bars in axes.containers if bars.get_label() == "single").lines[0]
+    assert single.get_xdata().tolist() == [32, 64]
+    assert single.get_ydata().tolist() == pytest.approx([mean_of(curves, "single", "b", rows) for rows in (32, 64)])
+
+
+def test_convergence_is_what_the_runs_logged(curves, drawn):
+    """AdaMix's figure 7."""
+    draw(curves, "convergence", Asked(tasks=("c",)))
+    (axes,) = drawn[0].axes
+    slot = next(s for s in curves.filled if (s.way, s.task, s.rows, s.seed) == ("single", "c", 32, 0))
+    history = curves.results[curves.filled[slot].name]["history"]
+    line = next(line for line in axes.lines if line.get_label() == "single")
+    assert len(history) >= 2
+    assert line.get_xdata().tolist() == [entry[0] for entry in history]
+    assert line.get_ydata().tolist() == pytest.approx([100 * entry[2] for entry in history])
+
+
+def test_costs_are_compacters_protocol(curves):
+    """% trained, seconds per epoch, peak memory, largest batch, operations, bytes stored against full copies."""
+    from inlay.studies.page import COST_COLUMNS, costs
+
+    lines = {line[0]: dict(zip(COST_COLUMNS, line, strict=True)) for line in costs(curves, tables(curves)[0])}
+    full, single = lines["full"], lines["single"]
+    assert full["% trained"] > 90
+    assert full["full copies : this"] == pytest.approx(1, abs=0.2)  # a tiny file has a header, too
+    stored = next(
+        curves.results[cell.name] for slot, cell in curves.filled.items() if (slot.way, slot.rows) == ("single", 32)
+    )
+    assert single["full copies : this"] == pytest.approx(
+        4 * stored["host_parameters"] / stored["stored_bytes"], rel=0.05
+    )
+    assert single["largest batch in 16 GB"] > full["largest batch in 16 GB"] > 0
+    assert full["GFLOPs per row and step"] > single["GFLOPs per row and step"] > 0
+    assert all(line["seconds per epoch"] > 0 and line["peak MB"] > 0 for line in lines.values())
+
+
 @pytest.mark.parametrize("name", sorted(FIGURES))
 def test_figures_are_svg(finished, name):
     _, view, _ = finished
     asked = Asked()
-    if name in ("rows", "convergence"):  # one number of rows, one evaluation: nothing to draw
+    if name == "rows":  # one number of rows: nothing to draw
         with pytest.raises(InlayError, match="nothing to draw"):
             draw(view, name, asked)
         return

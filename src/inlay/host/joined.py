@@ -10,7 +10,7 @@ is copied on the way, and what is alike acts in one product (`methods/together.p
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import cast
 
@@ -35,6 +35,8 @@ class Joiner:
 
     def __init__(self, anatomy: Anatomy) -> None:
         self.shared = frozenset(anatomy.not_norms)
+        self.together: set[tuple[int, str]] = set()
+        """Likeness of plans, and modules where their steps act together."""
         self.where: Where = {
             module: (branch, at) for branch, end in anatomy.branches.items() for at, module in enumerate(end.modules)
         }
@@ -45,12 +47,16 @@ class Joiner:
 
     def likeness(self, plan: Plan) -> int:
         """Plans with the same number have steps that act together, so that their rows had better lie side by side."""
-        return hash(tuple((module, likeness(step)) for module, step in sorted(plan.steps.items())))
+        found = {module: likeness(step) for module, step in sorted(plan.steps.items())}
+        number = hash(tuple(found.items()))
+        self.together.update((number, module) for module, kind in found.items() if kind is not None)
+        return number
 
     def joined(self, plans: Sequence[Plan], each: int = 1, likeness: Mapping[int, int] | None = None) -> Plan:
         """One plan for a batch: row i as plan i has it. `each` is that of `Rows`.
 
-        likeness: by a plan's id, if their steps are to act together where their rows lie side by side.
+        likeness: by a plan's id, if their steps are to act together where their rows lie side by side; none of these
+        plans must be alone.
         """
         groups: dict[int, list[int]] = {}
         for row, plan in enumerate(plans):
@@ -58,10 +64,10 @@ class Joiner:
         different = {id(plan): plan for plan in plans}
         if len(different) == 1:
             return plans[0]
-        if any(map(self.must_be_alone, different.values())):
+        if likeness is None and any(map(self.must_be_alone, different.values())):
             raise SetupError("a setup that changes what all rows of a batch share cannot act beside another one.")
         together = list(different.values())
-        by_row = _ByRow(groups, likeness or {})
+        by_row = _ByRow(groups, likeness or {}, self.together)
         return Plan(
             Rows.of([plan.setup for plan in plans], each),
             by_row.steps({key: plan.steps for key, plan in different.items()}),
@@ -74,6 +80,7 @@ class Joiner:
             keeps=frozenset().union(*(plan.keeps for plan in together)),
             lasts=self._lasts(together),
             branches=frozenset().union(*(plan.branches for plan in together)),
+            layers=frozenset().union(*(plan.layers for plan in together)),
             rows=len(plans) * each,
             masks=any(plan.masks for plan in together),
             pools=any(plan.pools for plan in together),
@@ -99,15 +106,17 @@ class _Acting:
     """The plans; None: plans that follow each other and do not act."""
     groups: tuple[tuple[int, ...], ...]
     """The rows of each."""
-    runs: tuple[tuple[int, int], ...]
-    """Where plans that are alike begin and end."""
+    runs: tuple[tuple[int, int, int | None], ...]
+    """Where plans that are alike begin and end, and their likeness."""
 
 
 class _ByRow:
     """Steps by row, over the groups of one batch. Modules at which the same plans act share one index."""
 
-    def __init__(self, groups: Mapping[int, list[int]], likeness: Mapping[int, int]) -> None:
-        self.groups, self.likeness = groups, likeness
+    def __init__(
+        self, groups: Mapping[int, list[int]], likeness: Mapping[int, int], together: Set[tuple[int, str]]
+    ) -> None:
+        self.groups, self.likeness, self.together = groups, likeness, together
         self.acting: dict[tuple[int, ...], _Acting] = {}
         self.kept: dict[Hashable, ByRow] = {}
 
@@ -120,10 +129,9 @@ class _ByRow:
             self.acting[there] = self._found(frozenset(there))
         acting = self.acting[there]
         steps = [UNCHANGED if key is None else tables[key][module] for key in acting.keys]
-        single = lambda a, b: [(i, i + 1) for i in range(a, b)]
         alike = tuple(
-            part for a, b in acting.runs
-            for part in ([(a, b)] if likeness(steps[a]) is not None else single(a, b))
+            part for a, b, kind in acting.runs
+            for part in ([(a, b)] if (kind, module) in self.together else [(i, i + 1) for i in range(a, b)])
         )  # fmt: skip
         together = tuple(_together(steps[a:b], acting.groups[a:b]) for a, b in alike)
         like = self.kept.get((there, alike))
@@ -145,9 +153,8 @@ class _ByRow:
             groups[-1] += rows
         kinds = [None if key is None else self.likeness.get(key) for key in keys]
         begins = [i for i, kind in enumerate(kinds) if i == 0 or kind is None or kind != kinds[i - 1]]
-        return _Acting(
-            tuple(keys), tuple(map(tuple, groups)), tuple(zip(begins, (*begins[1:], len(keys)), strict=True))
-        )
+        runs = [(a, b, kinds[a]) for a, b in zip(begins, (*begins[1:], len(keys)), strict=True)]
+        return _Acting(tuple(keys), tuple(map(tuple, groups)), tuple(runs))
 
 
 def _together(steps: Sequence[Step], groups: Sequence[tuple[int, ...]]) -> Step:

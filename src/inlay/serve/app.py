@@ -26,7 +26,7 @@ import inlay
 from inlay.data.rows import check_text
 from inlay.errors import InlayError
 from inlay.serve import forms
-from inlay.serve.engine import Engine
+from inlay.serve.engine import Engine, Hold
 from inlay.serve.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -90,7 +90,7 @@ def build_app(
     metrics = Metrics(engine)
     if cors:
         app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(Gate, keys=keys, limits=engine.limits, metrics=metrics, hosts=hosts, names=among.names_requests)
+    app.add_middleware(Gate, keys=keys, engine=engine, metrics=metrics, hosts=hosts, names=among.names_requests)
     app.state.engine, app.state.metrics = engine, metrics
     _handle_errors(app)
     _add_models(app, engine)
@@ -140,9 +140,10 @@ class Asking:
     ) -> Future[Any]:
         """In the queue; a full one says so at once, before anything is done for the request."""
         client = request.state.client
-        with self.engine.room_for(rows):
+        with self.engine.room_for(rows) as hold:
+            request.state.entered()
             return await asyncio.get_running_loop().run_in_executor(
-                self.cutters, lambda: enter(client=client, timeout=max(0.001, until - time.monotonic()))
+                self.cutters, lambda: enter(hold, client=client, timeout=max(0.001, until - time.monotonic()))
             )
 
 
@@ -185,7 +186,7 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
         asked = [given if isinstance(given, str) else given.model_dump(exclude_none=True) for given in inputs]
         request.state.facts = {"model": _known(engine, model), "rows": len(asked)}
         kind = engine.shelf[model].codec.task.kind
-        results = await ask(request, len(asked), lambda **how: engine.enter(model, asked, **how), timeout)
+        results = await ask(request, len(asked), lambda hold, **how: engine.enter(hold, model, asked, **how), timeout)
         return JSONResponse({"model": model, "kind": kind, "results": results})
 
     @app.post(
@@ -198,7 +199,7 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
         request.state.facts = {"model": _known(engine, model), "rows": len(inputs)}
         if engine.shelf[model].codec.task.kind not in ("classification", "multilabel"):
             raise Invalid(f"{model!r} gives no labels for a text; ask /v1/classify.")
-        results = await ask(request, len(inputs), lambda **how: engine.enter(model, inputs, **how), timeout)
+        results = await ask(request, len(inputs), lambda hold, **how: engine.enter(hold, model, inputs, **how), timeout)
         return JSONResponse(results[0] if single else results)
 
     @app.post("/v1/explain", responses=responses(forms.Explained, 404, 429, 503), response_model=None, tags=["answers"])
@@ -207,8 +208,8 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
         given = body.input if isinstance(body.input, str) else body.input.model_dump(exclude_none=True)
         request.state.facts = {"model": _known(engine, body.model), "rows": 1}
 
-        def enter(**how: Any) -> Future[Any]:
-            return engine.enter_explain(body.model, given, off=body.off, pin=body.pin, **how)
+        def enter(hold: Hold, **how: Any) -> Future[Any]:
+            return engine.enter_explain(hold, body.model, given, off=body.off, pin=body.pin, **how)
 
         return JSONResponse(await ask(request, 1, enter, timeout))
 
@@ -238,8 +239,8 @@ def _add_completions(app: FastAPI, ask: Asking) -> None:
         )
         made = Completing(engine, body, prompts)
 
-        def enter(on_text: Callable[[str], None] | None = None, **more: Any) -> Future[Any]:
-            return engine.enter_completion(body.model, prompts, how, on_text=on_text, **more)
+        def enter(hold: Hold, on_text: Callable[[str], None] | None = None, **more: Any) -> Future[Any]:
+            return engine.enter_completion(hold, body.model, prompts, how, on_text=on_text, **more)
 
         if not body.stream:
             return JSONResponse(made.whole(await ask(request, len(prompts), enter, timeout)))
@@ -250,7 +251,7 @@ def _add_completions(app: FastAPI, ask: Asking) -> None:
         def on_text(piece: str) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        future = await ask.entered(request, 1, partial(enter, on_text), until)
+        future = await ask.entered(request, 1, partial(enter, on_text=on_text), until)
         return StreamingResponse(made.stream(pieces, future), media_type="text/event-stream")
 
 

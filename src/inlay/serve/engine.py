@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as Late
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
@@ -47,7 +47,6 @@ from inlay.training.evaluate import ask
 from inlay.training.generation import write
 from inlay.training.recipe import Generation
 from inlay.training.threads import use_threads
-from inlay.training.tokens import Tokens
 from inlay.training.workbench import Workbench
 
 T = TypeVar("T")
@@ -70,6 +69,13 @@ class Nobody:
 
     def batch(self, rows: Sequence[Row], seconds: float) -> None: ...
     def answered(self, request: Request, error: BaseException | None) -> None: ...
+
+
+@dataclass
+class Hold:
+    """Places in the queue that are kept for a request while it is read."""
+
+    rows: int
 
 
 class Engine:
@@ -135,26 +141,26 @@ class Engine:
         off: Sequence[str] = (), pin: Mapping[str, float] | None = None, timeout: float | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """How a fusion weighs its members, per token and place, and what it says with some of them off or pinned."""
-        with self.room_for(1):
-            future = self.enter_explain(model, given, off=off, pin=pin, timeout=timeout)
+        with self.room_for(1) as hold:
+            future = self.enter_explain(hold, model, given, off=off, pin=pin, timeout=timeout)
         return self._wait(future)
 
     def submit(
         self, model: str, inputs: Sequence[Any], *, client: str = "", timeout: float | None = None
     ) -> Future[list[Any]]:
         """The same without waiting for it. A future that is cancelled costs nothing more."""
-        with self.room_for(len(inputs)):
-            return self.enter(model, inputs, client=client, timeout=timeout)
+        with self.room_for(len(inputs)) as hold:
+            return self.enter(hold, model, inputs, client=client, timeout=timeout)
 
     def enter(
-        self, model: str, inputs: Sequence[Any], *, client: str = "", timeout: float | None = None
+        self, hold: Hold, model: str, inputs: Sequence[Any], *, client: str = "", timeout: float | None = None
     ) -> Future[list[Any]]:
         """The same where the caller holds `room_for` the inputs."""
         with self._prepared(model, _inputs(inputs), client, timeout) as request:
-            return self._queued(request, len(inputs))
+            return self._queued(request, hold)
 
     def enter_explain(
-        self, model: str, given: Any, *, off: Sequence[str] = (), pin: Mapping[str, float] | None = None,
+        self, hold: Hold, model: str, given: Any, *, off: Sequence[str] = (), pin: Mapping[str, float] | None = None,
         client: str = "", timeout: float | None = None,
     ) -> Future[dict[str, Any]]:  # fmt: skip
         """`explain` without waiting for it, where the caller holds `room_for` one input."""
@@ -165,10 +171,10 @@ class Engine:
             if served.codec.form == "text":
                 raise Invalid(f"{model!r} answers in text; only fusions that answer with labels can be looked into.")
             request.off, request.pin, request.looks_inside = tuple(off), dict(pin or {}), True
-            return self._queued(request, 1)
+            return self._queued(request, hold)
 
     def enter_completion(
-        self, model: str, prompts: Sequence[str], how: Generation, *,
+        self, hold: Hold, model: str, prompts: Sequence[str], how: Generation, *,
         on_text: Callable[[str], None] | None = None, client: str = "", timeout: float | None = None,
     ) -> Future[list[str]]:  # fmt: skip
         """What a host that writes makes of prompts; `on_text` is given a single one's text piece by piece."""
@@ -182,17 +188,17 @@ class Engine:
 
         with self._prepared(model, read, client, timeout) as request:
             request.writes, request.on_text = True, on_text
-            return self._queued(request, len(prompts))
+            return self._queued(request, hold)
 
     def complete(self, model: str, prompts: Sequence[str], how: Generation | None = None) -> list[str]:
         """What a host that writes makes of prompts."""
-        with self.room_for(len(prompts)):
-            future = self.enter_completion(model, prompts, how or Generation())
+        with self.room_for(len(prompts)) as hold:
+            future = self.enter_completion(hold, model, prompts, how or Generation())
         return self._wait(future)
 
     @contextmanager
-    def room_for(self, rows: int) -> Iterator[None]:
-        """Hold a place in the queue while inputs are cut into tokens; refused at once where there is none."""
+    def room_for(self, rows: int) -> Iterator[Hold]:
+        """Hold places in the queue while inputs are cut into tokens; refused at once where there are none."""
         self.check_open()
         if rows > self.limits.rows:
             raise TooLarge(f"{rows:,} inputs in one request; this server takes {self.limits.rows:,} rows at once.")
@@ -200,11 +206,18 @@ class Engine:
             if self.rows + rows > self.limits.rows:
                 raise self._full(rows)
             self.rows += rows
+        hold = Hold(rows)
         try:
-            yield
+            yield hold
         finally:
             with self.changed:
-                self.rows -= rows
+                self.rows -= hold.rows  # none, where the request is in the queue now
+
+    def check_room(self, more: int = 0) -> None:
+        """Refuse where not even one row finds room, beside so many that are about to come."""
+        self.check_open()
+        if self.rows + more >= self.limits.rows:
+            raise self._full(1)
 
     def check_open(self) -> None:
         if self.draining:
@@ -237,8 +250,8 @@ class Engine:
         finally:
             self.cutting.release()
 
-    def _queued(self, request: Request, held: int) -> Future[Any]:
-        """Into the queue; the place that the caller holds is counted once only."""
+    def _queued(self, request: Request, hold: Hold) -> Future[Any]:
+        """Into the queue, at the places that are held for it."""
         rows = request.rows()
         if len(rows) > self.limits.rows:
             raise TooLarge(
@@ -247,9 +260,10 @@ class Engine:
             )
         with self.changed:
             self.check_open()
-            if self.rows - held + len(rows) > self.limits.rows:
+            if self.rows - hold.rows + len(rows) > self.limits.rows:
                 raise self._full(len(rows))
-            self.rows += len(rows)
+            self.rows += len(rows) - hold.rows
+            hold.rows = 0
             request.future.add_done_callback(lambda _: self._left(request, len(rows)))
             self.batcher.add(request.client, rows)
             self.changed.notify_all()
@@ -433,12 +447,17 @@ class Engine:
 
     def padded(self, batch: Sequence[Row]) -> dict[str, Tensor]:
         """What the host reads."""
-        features = batch[0].request.split.features
-        flat = {name: torch.cat([row.columns[name] for row in batch]) for name in batch[0].columns}
-        starts = torch.tensor([0, *(row.length for row in batch)]).cumsum(0)
-        inputs = Tokens(flat, starts).padded(torch.arange(len(batch)), features.pads, features.left)
-        inputs["attention_mask"] = inputs.pop("mask")
-        return {name: tensor.to(self.shelf.host.device) for name, tensor in inputs.items()}
+        features, device = batch[0].request.split.features, self.shelf.host.device
+        lengths = [row.length for row in batch]
+        at, many = torch.arange(max(lengths)), torch.tensor(lengths).unsqueeze(1)
+        real = at >= len(at) - many if features.left else at < many
+        found = {
+            name: torch.full(real.shape, features.pads.get(name, 0)).masked_scatter_(
+                real, torch.cat([row.columns[name] for row in batch]).long()
+            )
+            for name in batch[0].columns
+        }
+        return {name: tensor.to(device) for name, tensor in (found | {"attention_mask": real.long()}).items()}
 
     def _write(self, batch: list[Row]) -> None:
         """Rows of one model whose host answers in text."""

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inlay.serve.engine import Engine
 from inlay.serve.errors import BadRequest, DeadlineExceeded, Forbidden, ServeError, TooLarge, Unauthorized, told
 from inlay.serve.keys import Keys, client_of, key_in
 from inlay.serve.limits import Limits
@@ -30,6 +31,8 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+ASKING = ("/v1/classify", "/predict", "/v1/explain", "/v1/completions")
+"""What needs a place in the queue."""
 QUIET = ("/health", "/ready", "/metrics")
 """What monitors ask for all the time is not worth a line while it goes well."""
 
@@ -38,11 +41,14 @@ class Gate:
     """The outermost layer of the application."""
 
     def __init__(
-        self, app: ASGIApp, *, keys: Keys, limits: Limits, metrics: Metrics, hosts: Sequence[str] | None = None,
+        self, app: ASGIApp, *, keys: Keys, engine: Engine, metrics: Metrics, hosts: Sequence[str] | None = None,
         names: bool = True,
     ) -> None:  # fmt: skip
-        self.app, self.keys, self.limits, self.metrics, self.hosts = app, keys, limits, metrics, hosts
+        self.app, self.keys, self.engine, self.metrics, self.hosts = app, keys, engine, metrics, hosts
+        self.limits = engine.limits
         self.names = names
+        self.reading = 0
+        """Requests that were let in and hold no place in the queue yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,6 +73,8 @@ class Gate:
         with span(f"{scope['method']} {scope['path'][:100]}", headers) as note:
             try:
                 self._admit(scope, headers)
+                if scope["path"] in ASKING:
+                    self._let_in(scope)
                 body = Body(receive, headers, self.limits)
                 await self.app(scope, body.receive, answer)
             except ServeError as error:
@@ -77,6 +85,7 @@ class Gate:
                 if not status:
                     await refuse(ServeError("a fault of the server; its log has more under this request's id."), answer)
             finally:
+                scope["state"].get("entered", _nothing)()
                 self._tell(scope, name, status, time.perf_counter() - begun)
                 note(status)
 
@@ -95,6 +104,17 @@ class Gate:
         address = scope["client"][0] if scope.get("client") else ""
         scope["state"] |= {"role": role, "client": client_of(key if role else None, address)}
 
+    def _let_in(self, scope: Scope) -> None:
+        """Refuse before anything is read where nothing would find room: a full server says so at once."""
+        self.engine.check_room(self.reading)
+        self.reading += 1
+        left = iter([self._entered])
+        scope["state"]["entered"] = lambda: next(left, _nothing)()  # once, by whoever comes first
+
+    def _entered(self) -> None:
+        """A request that was being read has its places in the queue, or needs none any more."""
+        self.reading -= 1
+
     def _tell(self, scope: Scope, name: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
         self.metrics.responses.labels(route, str(status or 499)).inc()
@@ -103,6 +123,10 @@ class Gate:
         facts = {"id": name, "method": scope["method"], "route": route, "status": status or 499}
         facts |= {"ms": round(seconds * 1e3, 2), "client": scope["state"].get("client", "")}
         LOG.info("request", extra=facts | scope["state"].get("facts", {}))
+
+
+def _nothing() -> None:
+    pass
 
 
 def _name(host: str) -> str:

@@ -32,7 +32,7 @@ def judged_facts(task: Task, examples: Sequence[Example], said: Sequence[Any]) -
     if task.kind == "regression":
         right = [round(float(example.target), 5) for example in examples]  # type: ignore[arg-type]
         return found | {"right": right, "said": [round(float(one), 5) for one in said]}
-    points = []
+    task, points = task.model_copy(update={"metrics": (task.main,)}), []
     for example, one in zip(examples, said, strict=True):
         words = example.choices[one] if example.answers and isinstance(one, int) and one >= 0 else one
         value = score(task, [example.answers or example.target], [words], [example.group])[task.main]

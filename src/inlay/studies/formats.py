@@ -11,6 +11,7 @@ from typing import Any
 
 from inlay.studies.plan import View
 from inlay.studies.tables import SIGNIFICANT, Entry, Line, Table
+from inlay.training.recipe import LOSS
 
 MISSING, FAILED = "·", "failed"
 
@@ -24,6 +25,8 @@ def caption(table: Table) -> list[str]:
     judged = ", ".join(f"{task} {rows:,} ({table.metrics[task]})" for task, rows in table.judged.items())
     if judged:
         told.append(f"Judged rows: {judged}.")
+    if LOSS in table.metrics.values():
+        told.append("Loss: the mean of −log p of the right labels, × 100; less is better.")
     if table.reference is not None:
         tests = {"mcnemar": "McNemar's exact test", "bootstrap": "paired bootstrap over rows"}
         how = " and ".join(tests[name] for name in table.tests) or "no test yet"

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from inlay.data.builtin import builtin_tasks
 from inlay.errors import ConfigError, InlayError
 from inlay.storage.files import digest
 
-CODE = 1
+CODE = 2
 """Goes up when Inlay's code would give other results from the same settings."""
 HOST_FILES = (".json", ".safetensors", ".bin", ".model", ".txt")
 """Endings of the files that a host is read from."""
@@ -51,7 +52,8 @@ def rows_digest(task: str, said: Mapping[str, Any], data_dir: Path | None) -> st
     """Of rows in files their content; of rows on the hub their name there."""
     own = {name: Path(said[f"{name}_file"]) for name in ("train", "validation", "test") if said.get(f"{name}_file")}
     if not own and not said.get("hub") and data_dir is not None:
-        folder = Path(said.get("data_dir") or data_dir) / task
+        known = builtin_tasks().get(task)
+        folder = Path(said.get("data_dir") or data_dir) / ((known.folder if known is not None else None) or task)
         if not folder.is_dir():
             raise ConfigError(f"the rows of {task}: {folder} is not a folder.")
         own = {file.name.partition(".")[0]: file for file in sorted(folder.iterdir()) if file.is_file()}

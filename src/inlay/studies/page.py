@@ -94,7 +94,7 @@ def _epoch(view: View, result: dict[str, Any]) -> float | None:
     steps, seconds = result.get("steps"), result.get("seconds")
     if not steps or not seconds or result.get("resumed") or result["work"] == "part":
         return None
-    batch = result["identity"]["settings"].get("batch_size", 32)
+    batch = result.get("batch_size") or result["identity"]["settings"].get("batch_size", 32)
     return float(seconds) * math.ceil(result["rows"]["train"] / batch) / float(steps)
 
 

@@ -13,7 +13,7 @@ Scores that are no mean over rows (F1, Matthews, Pearson, Spearman) are computed
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,15 @@ import numpy as np
 
 from inlay.studies.answers import MEANS, unpacked
 from inlay.studies.cells import Result
+from inlay.training.recipe import LOSS
 
+FIRST = 1000
+"""Draws of rows with which it is often clear already that a difference is no more than chance."""
 DRAWS = 4000
+"""Draws where it is not; a table of many tests needs more, or nothing in it could be told from chance."""
+LIKELY = 0.05
+PER_TEST = 80
+"""Draws for each test of a table: the smallest p after Holm's correction is then 2 / 80."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -56,11 +63,10 @@ def spread(values: Sequence[float]) -> Spread:
 
 def mcnemar(one: Sequence[float], other: Sequence[float]) -> float:
     """The exact two-sided p of two ways' right (1) and wrong (0) answers to the same rows."""
-    from scipy.stats import binomtest
-
-    b = sum(x > y for x, y in zip(one, other, strict=True))
-    c = sum(x < y for x, y in zip(one, other, strict=True))
-    return float(binomtest(b, b + c).pvalue) if b + c else 1.0
+    b = sum(bool(x > y) for x, y in zip(one, other, strict=True))
+    c = sum(bool(x < y) for x, y in zip(one, other, strict=True))
+    tail = sum(math.comb(b + c, k) for k in range(min(b, c) + 1))
+    return min(1.0, 2 * tail / 2 ** (b + c))  # whole numbers, so that nothing is rounded before the end
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -75,63 +81,81 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 def average_ranks(scores: Mapping[str, Sequence[float | None]]) -> dict[str, float | None]:
     """The mean rank of each way over the tasks that all of them have; 1 is the best, ties share."""
-    from scipy.stats import rankdata
-
     ways = list(scores)
     columns = [column for column in zip(*scores.values(), strict=True) if None not in column]
     if not columns:
         return dict.fromkeys(ways)
-    ranks = np.mean([rankdata([-float(v) for v in column if v is not None]) for column in columns], axis=0)
+    ranks = np.mean([ranked([-float(v) for v in column if v is not None]) for column in columns], axis=0)
     return dict(zip(ways, map(float, ranks), strict=True))
 
 
-def compare(one: Mapping[int, Result], other: Mapping[int, Result], metric: str) -> Comparison | None:
+def ranked(values: Sequence[float]) -> Array:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, which, counts = np.unique(np.asarray(values, dtype=float), return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[which]
+
+
+def compare(
+    one: Mapping[int, Result], other: Mapping[int, Result], metric: str, draws: int = DRAWS
+) -> Comparison | None:
     """Two ways' results by seed; None where they have no seed in common or were judged on other rows."""
     seeds = sorted(one.keys() & other.keys())
     pairs = [(one[seed], other[seed]) for seed in seeds]
     if not pairs or len({result["judged_sha256"] for pair in pairs for result in pair}) != 1:
         return None
-    if metric in MEANS or "points" in pairs[0][0]:
-        return _of_points(pairs)
-    return _of_labels(pairs, metric) if pairs[0][0]["task"]["kind"] != "regression" else _of_numbers(pairs, metric)
+    facts = pairs[0][0]
+    if metric == LOSS or ("points" in facts and metric != facts["task"]["metrics"][0]):
+        return None  # each row's own score is kept of the main metric alone
+    if metric in MEANS or "points" in facts:
+        return _of_points(pairs, draws)
+    of = _of_numbers if facts["task"]["kind"] == "regression" else _of_labels
+    return of(pairs, metric, draws)
 
 
 def points(result: Result) -> Array:
     """Each judged row's own score."""
     if "points" in result:
         return np.asarray(result["points"], dtype=float)
-    return np.equal(unpacked(result["right"]), unpacked(result["said"])).astype(float)
+    right, said = result["right"], result["said"]
+    if isinstance(right, str) and isinstance(said, str):  # one character for each row
+        return np.equal(*(np.frombuffer(labels.encode(), dtype=np.uint8) for labels in (right, said))).astype(float)
+    return np.equal(unpacked(right), unpacked(said)).astype(float)
 
 
-def _of_points(pairs: Sequence[tuple[Result, Result]]) -> Comparison:
+def _of_points(pairs: Sequence[tuple[Result, Result]], draws: int) -> Comparison:
     """The mean over rows."""
     one, other = (np.stack([points(pair[i]) for pair in pairs]) for i in (0, 1))  # (seeds, rows)
     rows, mean = one.shape[1], (one - other).mean(0)
     if len(pairs) == 1 and set(np.unique([one, other])) <= {0.0, 1.0}:
         return Comparison(float(mean.mean()), mcnemar(one[0].tolist(), other[0].tolist()), "mcnemar", rows, 1)
     values, counts = np.unique(mean.round(9), return_counts=True)  # draws of rows are draws of their differences
-    drawn = _generator().multinomial(rows, counts / rows, size=DRAWS) @ values / rows
-    return Comparison(float(mean.mean()), _two_sided(drawn), "bootstrap", rows, len(pairs))
+    p = _bootstrap(lambda dice, size: dice.multinomial(rows, counts / rows, size=size) @ values / rows, draws)
+    return Comparison(float(mean.mean()), p, "bootstrap", rows, len(pairs))
 
 
-def _of_labels(pairs: Sequence[tuple[Result, Result]], metric: str) -> Comparison:
+def _of_labels(pairs: Sequence[tuple[Result, Result]], metric: str, draws: int) -> Comparison:
     """A metric of the counts of (right, said)."""
     right = np.asarray(unpacked(pairs[0][0]["right"]))
     said = [np.asarray(unpacked(result["said"])) for pair in pairs for result in pair]
     labels = int(max(right.max(), *(s.max() for s in said))) + 2  # the last one stands for no label
     patterns, counts = np.unique(np.stack([right, *said]), axis=1, return_counts=True)
     rows = int(counts.sum())
-    drawn = _generator().multinomial(rows, counts / rows, size=DRAWS)
-    whole = np.concatenate([counts[None], drawn])  # the rows themselves, and the draws
-    task, scores = pairs[0][0]["task"], []
-    for each in patterns[1:]:
-        index = patterns[0] * labels + each % labels
-        confusion = np.zeros((len(whole), labels * labels))
-        for at in np.unique(index):
-            confusion[:, at] = whole[:, index == at].sum(1)
-        scores.append(_of_counts(confusion.reshape(-1, labels, labels), metric, task))
-    difference = np.mean([scores[i] - scores[i + 1] for i in range(0, len(scores), 2)], axis=0)
-    return Comparison(float(difference[0]), _two_sided(difference[1:]), "bootstrap", rows, len(pairs))
+    task = pairs[0][0]["task"]
+
+    def difference(whole: Array) -> Array:
+        """(draws, patterns) → (draws,)."""
+        scores = []
+        for each in patterns[1:]:
+            index = patterns[0] * labels + each % labels
+            confusion = np.zeros((len(whole), labels * labels))
+            for at in np.unique(index):
+                confusion[:, at] = whole[:, index == at].sum(1)
+            scores.append(_of_counts(confusion.reshape(-1, labels, labels), metric, task))
+        return _pairwise(scores)
+
+    p = _bootstrap(lambda dice, size: difference(dice.multinomial(rows, counts / rows, size=size)), draws)
+    return Comparison(float(difference(counts[None])[0]), p, "bootstrap", rows, len(pairs))
 
 
 def _of_counts(counts: Array, metric: str, task: Mapping[str, Any]) -> Array:
@@ -151,19 +175,38 @@ def _of_counts(counts: Array, metric: str, task: Mapping[str, Any]) -> Array:
     return hits.sum(1) / total
 
 
-def _of_numbers(pairs: Sequence[tuple[Result, Result]], metric: str) -> Comparison:
+def _of_numbers(pairs: Sequence[tuple[Result, Result]], metric: str, draws: int) -> Comparison:
     """Correlations."""
-    from scipy.stats import rankdata
 
     def values(found: Sequence[float]) -> Array:
-        return rankdata(found) if metric == "spearman" else np.asarray(found, dtype=float)
+        return ranked(found) if metric == "spearman" else np.asarray(found, dtype=float)
 
     right = values(pairs[0][0]["right"])
-    draws = _generator().integers(0, len(right), size=(DRAWS // 4, len(right)))
-    index = np.concatenate([np.arange(len(right))[None], draws])
-    scores = [_correlation(right[index], values(result["said"])[index]) for pair in pairs for result in pair]
-    difference = np.mean([scores[i] - scores[i + 1] for i in range(0, len(scores), 2)], axis=0)
-    return Comparison(float(difference[0]), _two_sided(difference[1:]), "bootstrap", len(right), len(pairs))
+    said = [values(result["said"]) for pair in pairs for result in pair]
+
+    def difference(index: Array) -> Array:
+        """(draws, rows) → (draws,)."""
+        return _pairwise([_correlation(right[index], each[index]) for each in said])
+
+    rows = len(right)
+    p = _bootstrap(lambda dice, size: difference(dice.integers(0, rows, size=(size, rows))), draws)
+    return Comparison(float(difference(np.arange(rows)[None])[0]), p, "bootstrap", rows, len(pairs))
+
+
+def _pairwise(scores: Sequence[Array]) -> Array:
+    """The mean difference of one way and the other, which alternate."""
+    found: Array = np.mean([scores[i] - scores[i + 1] for i in range(0, len(scores), 2)], axis=0)
+    return found
+
+
+def _bootstrap(draw: Callable[[np.random.Generator, int], Array], draws: int) -> float:
+    """The p of differences that are drawn; more are drawn where the first ones leave it open."""
+    dice = _generator()
+    drawn = draw(dice, FIRST)
+    if _two_sided(drawn) < 2 * LIKELY:
+        sizes = [FIRST] * (max(0, draws - FIRST) // FIRST)
+        drawn = np.concatenate([drawn, *(draw(dice, size) for size in sizes)])
+    return _two_sided(drawn)
 
 
 def _correlation(x: Array, y: Array) -> Array:

@@ -9,8 +9,9 @@ from typing import Any
 from inlay.errors import ConfigError, nearest
 from inlay.studies.cells import Result
 from inlay.studies.plan import View
-from inlay.studies.statistics import Comparison, Spread, average_ranks, compare, finite, holm, spread
+from inlay.studies.statistics import DRAWS, PER_TEST, Comparison, Spread, average_ranks, compare, finite, holm, spread
 from inlay.studies.ways import Slot
+from inlay.training.recipe import LOSS, LOWER_IS_BETTER
 
 GLUE = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte")
 """As most papers average it: without WNLI."""
@@ -18,6 +19,8 @@ SUPERGLUE = ("boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc")
 NOTEWORTHY = 0.3
 """Points from which AdapterFusion draws an arrow up or down."""
 SIGNIFICANT = 0.05
+LOWER = (*LOWER_IS_BETTER, LOSS)
+"""What is better where it is less."""
 Place = tuple[str, str]
 """A way and a task."""
 
@@ -50,8 +53,15 @@ class Entry:
         """Better, worse or much the same as the reference, as AdapterFusion prints it."""
         if self.against is None:
             return ""
-        points = 100 * self.against.difference
+        points = 100 * self.better
         return "↗" if points >= NOTEWORTHY else "↘" if points <= -NOTEWORTHY else "→"
+
+    @property
+    def better(self) -> float:
+        """How much better than the reference, from -1 to 1."""
+        if self.against is None:
+            return 0.0
+        return -self.against.difference if self.metric in LOWER else self.against.difference
 
     @property
     def significant(self) -> bool:
@@ -105,9 +115,10 @@ class Table:
         return f"{self.host}, {'all' if self.rows is None else format(self.rows, ',')} training rows"
 
     def best(self, task: str) -> float | None:
-        """The highest mean of a task, as it is printed."""
+        """The best mean of a task, as it is printed."""
         found = [entry.spread.mean for line in self.lines if (entry := line.entries.get(task)) and entry.spread]
-        return round(max(found), 1) if found else None
+        best = min if self.metrics.get(task) in LOWER else max
+        return round(best(found), 1) if found else None
 
 
 @dataclass(frozen=True)
@@ -115,7 +126,7 @@ class Asked:
     """What a table should show."""
 
     score: str | None = None
-    """main, mean or a metric; by default as the study says."""
+    """main, mean, a metric or loss (of the right labels, × 100); by default as the study says."""
     against: str | None = None
     ways: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
@@ -145,16 +156,22 @@ def _table(
     view: View, host: str, rows: int | None, slots: Sequence[Slot], reference: str | None, score: str
 ) -> Table:  # fmt: skip
     study = view.plan.study
-    ways = [way for way in study.ways if any(slot.way == way for slot in slots)]
-    tasks = tuple(task for task in study.tasks if any(slot.task == task for slot in slots))
+    there: dict[Place, list[Slot]] = {}
+    for slot in slots:
+        there.setdefault((slot.way, slot.task), []).append(slot)
+    ways = [way for way in study.ways if any(way == of for of, _ in there)]
+    tasks = tuple(task for task in study.tasks if any(task == of for _, of in there))
     results = {slot: view.results[view.filled[slot].name] for slot in slots if slot in view.filled}
     by_seed = _by_seed(results)
     entries = {
-        (way, task): _entry(view, [s for s in slots if (s.way, s.task) == (way, task)], results, score)
-        for way in ways for task in tasks if any((s.way, s.task) == (way, task) for s in slots)
+        (way, task): _entry(view, there[way, task], results, score)
+        for way in ways for task in tasks if (way, task) in there
     }  # fmt: skip
     compared = _compared(entries, by_seed, reference)
-    means = {way: [_mean(compared.get((way, task))) for task in tasks] for way in ways}
+    signs = [-1 if _metric(compared, task) in LOWER else 1 for task in tasks]
+    means = {
+        way: [_signed(_mean(compared.get((way, t))), s) for t, s in zip(tasks, signs, strict=True)] for way in ways
+    }
     ranks = average_ranks({way: means[way] for way in ways if any(value is not None for value in means[way])})
     groups = _groups(tasks)
     lines = []
@@ -205,6 +222,8 @@ def _entry(view: View, slots: Sequence[Slot], results: Mapping[Slot, Result], sc
 def score_of(result: Result, score: str) -> tuple[str, float | None]:
     """The name and the value of what is shown of a result."""
     scores = result["scores"]
+    if score == LOSS:
+        return LOSS, result.get(LOSS)
     if score == "mean":
         known = finite(list(scores.values()))
         return "mean", sum(known) / len(known) if len(known) == len(scores) else None
@@ -219,14 +238,15 @@ def _compared(
 ) -> dict[Place, Entry]:
     """Every entry with its test against the reference; all tests of a table are corrected together."""
     found: dict[Place, Comparison] = {}
-    if reference is not None:
-        for (way, task), entry in entries.items():
-            other = results.get((reference, task))
-            mine = results.get((way, task))
-            if way != reference and mine and other and entry.metric:
-                metric = entry.metric if entry.metric != "mean" else next(iter(next(iter(mine.values()))["scores"]))
-                if (compared := compare(mine, other, metric)) is not None:
-                    found[way, task] = compared
+    tested = [
+        (place, entry) for place, entry in entries.items()
+        if place[0] != reference and entry.metric and results.get(place) and results.get((str(reference), place[1]))
+    ]  # fmt: skip
+    for (way, task), entry in tested:
+        mine, other = results[way, task], results[str(reference), task]
+        metric = entry.metric if entry.metric != "mean" else next(iter(next(iter(mine.values()))["scores"]))
+        if (compared := compare(mine, other, metric, max(DRAWS, PER_TEST * len(tested)))) is not None:
+            found[way, task] = compared
     adjusted = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
     return {
         place: replace(entry, against=replace(found[place], p=adjusted[place])) if place in found else entry
@@ -237,6 +257,10 @@ def _compared(
 def _mean(entry: Entry | None) -> float | None:
     """Only of an entry whose seeds are all there: a mean of some would compare different things."""
     return entry.spread.mean if entry is not None and entry.state == "done" and entry.spread is not None else None
+
+
+def _signed(value: float | None, sign: int) -> float | None:
+    return None if value is None else sign * value
 
 
 def _groups(tasks: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -258,8 +282,8 @@ def _wins(entries: Mapping[str, Entry], way: str, reference: str | None) -> tupl
     if reference is None or way == reference:
         return None
     known = [entry for entry in entries.values() if entry.against is not None]
-    better = sum(e.significant and e.against.difference > 0 for e in known if e.against)
-    worse = sum(e.significant and e.against.difference < 0 for e in known if e.against)
+    better = sum(e.significant and e.better > 0 for e in known)
+    worse = sum(e.significant and e.better < 0 for e in known)
     return better, len(known) - better - worse, worse
 
 

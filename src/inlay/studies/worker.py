@@ -222,6 +222,7 @@ def _of_record(record: dict[str, Any], folder: Path, answers: Path, inlay: Path 
         "host_parameters": record["host_parameters"],
         "stored_bytes": stored or (weights.stat().st_size if weights.is_file() else 0),
         "steps": record["steps"],
+        "batch_size": (record.get("settings") or {}).get("batch_size"),
         "best_step": record["best_step"],
         "seconds": record["seconds"],
         "rows_per_second": record["examples_per_second"],
