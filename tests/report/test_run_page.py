@@ -8,7 +8,7 @@ import pytest
 
 from inlay.data import Task
 from inlay.data.examples import Example
-from inlay.report.plots import confusion, curve, error_bars
+from inlay.report.plots import confusion, curve
 from inlay.report.run_page import run_page
 from inlay.training.codec import Answer, EncodedSplit
 
@@ -105,13 +105,3 @@ def test_the_curve_shows_the_loss_that_chose():
     history = [{"step": i, "loss": 1.0 / i, "validation_pearson": None, "validation_loss": 2.0 / i} for i in (1, 2, 3)]
     assert "validation loss" in curve(history, "pearson")
     assert "validation loss" not in curve([{"step": 1, "loss": 1.0, "validation_f1": 0.5}], "f1")
-
-
-def test_the_demos_table_is_one_and_has_error_bars():
-    rows = [("tweets: head only", 60.0, 2.0), ("tweets: fusion of all", 70.0, 1.0)]
-    svg = error_bars(rows)
-    assert "tweets: head only" in svg
-    assert svg.index("tweets: fusion of all") < svg.index("tweets: head only"), (
-        "the first stands on top, so it is drawn last"
-    )
-    assert "LineCollection" in svg, "a bar for each"

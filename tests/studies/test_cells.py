@@ -246,6 +246,16 @@ def test_a_run_with_records_adds_to_them_and_goes_on_from_them(here, finished, t
     assert (tmp_path / "one.svg").is_file()
 
 
+def test_records_of_older_code_still_give_their_table(here, finished, tmp_path, monkeypatch):
+    """What would be trained anew today is still what was published then."""
+    export(finished[0], tmp_path / "kept")
+    before = as_csv(tables(view_of(tmp_path / "kept")), view_of(tmp_path / "kept"))
+    monkeypatch.setattr("inlay.studies.plan.CODE", 99)
+    monkeypatch.setattr(Plan.__init__, "__defaults__", (99,))
+    assert as_csv(tables(view_of(tmp_path / "kept")), view_of(tmp_path / "kept")) == before
+    assert not View(Plan.of(study_in(here)), StudyFolder(tmp_path / "kept")).look().filled
+
+
 def test_records_of_something_else_are_refused(here, finished, tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "dear.txt").write_text("hello")

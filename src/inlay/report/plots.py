@@ -88,16 +88,6 @@ def scatter(targets: Sequence[float], predictions: Sequence[float]) -> Markup:
     return as_svg(figure)
 
 
-def error_bars(rows: Sequence[tuple[str, float, float]]) -> Markup:
-    """Name, mean and spread, the first on top."""
-    figure, axes = new_figure(6, 0.5 + 0.35 * len(rows))
-    names, means, spreads = zip(*reversed(rows), strict=True)
-    axes.errorbar(means, range(len(rows)), xerr=spreads, fmt="o", color="#1f6f8b", capsize=3)
-    axes.set_yticks(range(len(rows)), [_cut(name) if len(name) > 40 else name for name in names], parse_math=False)
-    axes.set_xlabel("accuracy, mean ± spread over seeds")
-    return as_svg(figure)
-
-
 def fusion_svg(seen: FusionActivations) -> Markup:
     """Members × layers."""
     return as_svg(_fusion_figure(seen))

@@ -38,7 +38,8 @@ def differences(view: View, asked: Asked) -> dict[str, Markup]:
         for i, line in enumerate(lines):
             values = [_difference(line, reference, task) for task in table.tasks]
             at = [t - 0.4 + width * (i + 0.5) for t, value in enumerate(values) if value is not None]
-            axes.bar(at, [v for v in values if v is not None], width, label=line.title, color=COLOURS[i % len(COLOURS)])
+            colour, _ = _style(view, line.title)
+            axes.bar(at, [v for v in values if v is not None], width, label=line.title, color=colour)
         axes.axhline(0, color="#333", linewidth=0.8)
         axes.set_xticks(range(len(table.tasks)), table.tasks, rotation=30, ha="right", parse_math=False)
         axes.set_ylabel(f"points over {reference.title}", parse_math=False)
@@ -90,10 +91,12 @@ def parameters(view: View, asked: Asked) -> dict[str, Markup]:
         if len(found) < 2:
             continue
         figure, axes = new_figure(6, 3.6, "constrained")
-        for i, (line, score) in enumerate(found):
-            colour, mark = COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]
+        for line, score in found:
+            colour, mark = _style(view, line.title)
             axes.scatter([line.trained or 0], [score], s=50, label=line.title, color=colour, marker=mark)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(_plain)
+        axes.xaxis.set_minor_formatter(_plain if _within_ten([line.trained or 1 for line, _ in found]) else "")
         axes.set_xlabel("parameters that are trained, % of the host's")
         axes.set_ylabel("score" if len(table.tasks) == 1 else "average score")
         _legend(axes, len(found))
@@ -119,11 +122,14 @@ def rows(view: View, asked: Asked) -> dict[str, Markup]:
             if max((len(points) for points in curves.values()), default=0) < 2:
                 continue
             figure, axes = new_figure(6, 3.4, "constrained")
-            for i, (title, points) in enumerate(curves.items()):
+            for title, points in curves.items():
                 x, y, spread = zip(*points, strict=True)
-                colour, mark = COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]
+                colour, mark = _style(view, title)
                 axes.errorbar(x, y, yerr=spread, label=title, color=colour, marker=mark, capsize=2, linewidth=1.2)
             axes.set_xscale("log")
+            counts = sorted({point[0] for points in curves.values() for point in points})
+            axes.set_xticks(counts, [f"{int(count):,}" for count in counts])
+            axes.minorticks_off()
             axes.set_xlabel("training rows")
             axes.set_ylabel(f"{task}, {mine[0].metrics.get(task, '')}", parse_math=False)
             _legend(axes, len(curves))
@@ -159,16 +165,34 @@ def convergence(view: View, asked: Asked) -> dict[str, Markup]:
             if not drawn:
                 continue
             figure, axes = new_figure(6, 3.2, "constrained")
-            for i, (title, points) in enumerate(drawn):
+            for title, points in drawn:
+                colour, mark = _style(view, title)
                 axes.plot(
-                    [p[0] for p in points], [100 * p[2] for p in points], label=title, color=COLOURS[i % len(COLOURS)],
-                    marker=MARKS[i % len(MARKS)], markersize=3, linewidth=1.2,
+                    [p[0] for p in points], [100 * p[2] for p in points], label=title, color=colour,
+                    marker=mark, markersize=3, linewidth=1.2,
                 )  # fmt: skip
             axes.set_xlabel("step")
             axes.set_ylabel(f"validation {table.metrics.get(task, '')}", parse_math=False)
             _legend(axes, len(drawn))
             made[f"{task}, {table.title}"] = as_svg(figure)
     return made
+
+
+def _style(view: View, title: str) -> tuple[str, str]:
+    """A way's colour and mark, the same in all pictures of a study."""
+    titles = [way.title or name for name, way in view.plan.study.ways.items() if way.show]
+    at = titles.index(title) if title in titles else 0
+    return COLOURS[at % len(COLOURS)], MARKS[(at + at // len(COLOURS)) % len(MARKS)]
+
+
+def _plain(value: float, _: object) -> str:
+    """0.05 and 20, not powers of ten."""
+    return f"{value:.3g}"
+
+
+def _within_ten(values: Sequence[float]) -> bool:
+    """Whether there may be less than two powers of ten between them, so that those between have to be named."""
+    return max(values) < 30 * min(values)
 
 
 def _legend(axes: Axes, count: int) -> None:

@@ -58,6 +58,8 @@ class Plan:
     study: Study
     hosts: Mapping[str, str]
     rows: Mapping[str, str]
+    code: int = CODE
+    """The code that cells were run with: tables of an older study are still made when its cells would be run anew."""
 
     @classmethod
     def of(cls, study: Study) -> Plan:
@@ -80,12 +82,12 @@ class Plan:
     def opened(cls, folder: StudyFolder) -> Plan:
         """The plan that a study's folder was begun with."""
         facts = folder.facts()
-        return cls(Study(**facts["study"]), facts["hosts"], facts["rows"])
+        return cls(Study(**facts["study"]), facts["hosts"], facts["rows"], facts.get("code", 1))
 
     def facts(self) -> dict[str, Any]:
         """As study.json holds it."""
         study = self.study.model_dump(mode="json", exclude_defaults=True)
-        return {"format": FORMAT, "study": study, "hosts": dict(self.hosts), "rows": dict(self.rows)}
+        return {"format": FORMAT, "study": study, "hosts": dict(self.hosts), "rows": dict(self.rows), "code": self.code}
 
     @cached_property
     def shown(self) -> list[Slot]:
@@ -112,7 +114,7 @@ class Plan:
     def identity(self, draft: Draft, cells: Mapping[Slot, str]) -> dict[str, Any]:
         """Everything that decides a candidate's result."""
         slot = draft.slot
-        found: dict[str, Any] = {"code": CODE, "work": draft.work, "host": self.hosts[slot.host]}
+        found: dict[str, Any] = {"code": self.code, "work": draft.work, "host": self.hosts[slot.host]}
         rows: Any = self.rows.get(slot.task)
         if draft.work == "joint":
             rows = {task: self.rows[task] for task in draft.settings["tasks"]}
