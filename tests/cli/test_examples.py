@@ -81,6 +81,9 @@ def run(here, monkeypatch):
     monkeypatch.setattr("inlay.demo.run_demo", lambda *words, **flags: {})
     monkeypatch.setattr("inlay.demo.text.run_text_demo", lambda *words, **flags: {})
     monkeypatch.setattr("inlay.serve.server.serve", lambda engine, *words, **flags: engine.close())  # it would not end
+    monkeypatch.setattr(
+        "inlay.serve.replicas.run_replicas", lambda order, *words, **flags: None
+    )  # test_replicas has it
 
     def run(line):
         if " | " in line:
