@@ -32,12 +32,12 @@ TASKS = 8
 
 
 def filled(sizes: Sizes, tasks: int) -> tuple[Any, list[str]]:
-    """A host with so many tasks' inlays, each with a head."""
+    """A host with so many tasks' inlays, each with the head that training gives it."""
     torch.manual_seed(0)
     host = bert(sizes)
     names = [f"task{n}" for n in range(tasks)]
     for name in names:
-        inlay.add(host, name, METHOD, head=inlay.Head(labels=2))
+        inlay.add(host, name, METHOD, head=inlay.Head(labels=2, pooling="mean"))
     return host, names
 
 

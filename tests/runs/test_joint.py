@@ -275,9 +275,11 @@ def _leave_at(step: int, kind: Exception):
     return leave
 
 
-def test_two_processes_are_one(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_two_processes_are_one(place: Path, tmp_path: Path, mixed: bool) -> None:
     """A task that is not drawn gets no gradient in either process, and mixed rows fall to both."""
-    how = {"mixed": True, "accumulate": 2, "alpha": 0.5, "seed": 2}
+    pal = {"method": "pal", "options": {"size": 8, "heads": 2, "dropout": 0.0}}
+    how: dict[str, Any] = {"mixed": mixed, "accumulate": 2, "alpha": 0.5, "seed": 2} | ({} if mixed else pal)
     one = train_jointly(joint(place, tmp_path / "one", **how))
     settings = joint(place, tmp_path / "two" / "run", **how)
     said = RECIPE | how | {"host": settings.host, "tasks": dict(settings.tasks), "options": settings.options}

@@ -105,6 +105,8 @@ class ByRow:
                 f"batch is another, or this is what all rows share, as DeBERTa's relative positions: inlays that "
                 f"change it cannot act in Rows."
             )
+        if back is None and torch.is_grad_enabled():
+            return self._split(h, seen, parts)
         results = []
         for step, at, mine in zip(self.steps, index, self.index, strict=True):
 
@@ -116,6 +118,26 @@ class ByRow:
             results.append(step(take(h), seen.rows(take)).unflatten(0, (len(mine), -1)))
         whole = torch.cat(_same_shape(results))
         return (whole if back is None else whole[back]).flatten(0, 1)
+
+    def _split(self, h: Tensor, seen: Seen, parts: int) -> Tensor:
+        """Rows that lie in order, in training: the gradient of a slice is a whole tensor of zeros, for each step."""
+        sizes = [len(mine) for mine in self.index]
+        given: list[tuple[Tensor, ...]] = []
+
+        def share_out(x: Tensor) -> Tensor:
+            each = x.shape[0] // parts
+            given.append(x.split([size * each for size in sizes]))
+            return x
+
+        share_out(h)
+        seen.rows(share_out)
+        results = []
+        for number, step in enumerate(self.steps):
+            own, *rest = (each[number] for each in given)
+            mine = iter(rest)
+            result = step(own, seen.rows(lambda x, mine=mine: next(mine)))  # type: ignore[misc]
+            results.append(result.unflatten(0, (sizes[number], -1)))
+        return torch.cat(_same_shape(results)).flatten(0, 1)
 
     def _made(self, device: torch.device) -> Index:
         """The parts of each step, and the way back to the batch's order. What lies side by side need not be copied."""
