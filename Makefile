@@ -21,13 +21,17 @@ ifneq ($(wildcard .peers/peft/.ready),)
 export INLAY_PEFT_PYTHON ?= $(CURDIR)/.peers/peft/bin/python
 endif
 
-.PHONY: demo test fuzz coverage coverage-quick lint types check docs peers lock wheel clean
+.PHONY: demo test test-long fuzz coverage coverage-quick lint types check docs peers lock wheel clean
 
 demo: $(READY)
 	$(BIN)/inlay demo
 
 test: $(READY)
 	$(BIN)/pytest -n auto
+
+# What takes long: many processes, clusters, compilers, hundreds of kills. `make test` leaves it out.
+test-long: $(READY)
+	$(BIN)/pytest -n auto -m long
 
 # Two thousand requests that nobody thought of, against the server's own description.
 fuzz: $(READY)
@@ -50,7 +54,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: test lint types
+check: test test-long lint types
 
 docs: $(DOCS)/.ready
 	$(PYTHON) tools/site.py

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long
 def test_a_short_night():
     tool = Path(__file__).parent.parent / "tools" / "campaign.py"
     told = subprocess.run([sys.executable, str(tool), "--short"], capture_output=True, text=True, timeout=900)

@@ -175,6 +175,8 @@ def test_the_command_line_knows_it(say) -> None:
         "1",
         "--quiet",
         "--json",
+        "--recipe",
+        "default",
     )
     record = json.loads(say("train", *flags, "--method", "squeeze", "--options", "size=4", "--out", "runs/new"))
     assert (record["status"], record["method"]) == ("finished", "squeeze")

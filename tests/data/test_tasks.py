@@ -25,6 +25,7 @@ FUSION_16 = [
     "cb",
 ]
 REST = ["cola", "stsb", "qnli", "copa", "wic", "multirc", "record"]
+TEXT = ["e2e", "webnlg", "dart"]
 
 
 def write(path, rows):
@@ -38,7 +39,7 @@ def some(count, labels=("x", "y")):
 
 
 def test_the_papers_tasks_are_built_in():
-    assert list(builtin_tasks()) == FUSION_16 + REST
+    assert list(builtin_tasks()) == FUSION_16 + REST + TEXT
     assert (task_named("cola").main, task_named("stsb").main, task_named("multirc").main) == (
         "matthews",
         "pearson",

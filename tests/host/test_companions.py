@@ -18,6 +18,7 @@ from tests.texts import Texts
 
 
 @pytest.mark.parametrize(("family", "method"), [("bert", inlay.Parallel), ("gpt2", inlay.Pfeiffer)])
+@pytest.mark.long
 def test_compile_without_graph_breaks_follows_activation(family: str, method: type) -> None:
     torch._dynamo.reset()
     host = classifier(family)

@@ -473,6 +473,7 @@ def test_gradient_checkpointing(family: str) -> None:
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_compile() -> None:
     torch._dynamo.reset()
     host = fused_host()

@@ -145,6 +145,7 @@ def test_generation_with_and_without_a_cache(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
+@pytest.mark.long
 def test_under_compile(family: str) -> None:
     host = classifier(family)
     inlay.add(host, "a", inlay.Prefix(length=3))

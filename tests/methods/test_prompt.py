@@ -189,6 +189,7 @@ def test_a_mixture_of_prompts_merges_to_the_mean(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+@pytest.mark.long
 def test_under_compile(family: str) -> None:
     host = classifier(family)
     inlay.add(host, "a", inlay.Prompt(length=3))

@@ -276,6 +276,7 @@ def _leave_at(step: int, kind: Exception):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.long
 def test_two_processes_are_one(place: Path, tmp_path: Path, mixed: bool) -> None:
     """A task that is not drawn gets no gradient in either process, and mixed rows fall to both."""
     pal = {"method": "pal", "options": {"size": 8, "heads": 2, "dropout": 0.0}}

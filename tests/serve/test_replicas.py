@@ -24,6 +24,7 @@ from tests.serve.conftest import ADMIN
 from tests.serve.shop import inputs_for, kind_of
 from tests.serve.test_engine import near
 
+pytestmark = pytest.mark.long
 MODELS = ("classification-0", "tags-1", "fused-classification")
 
 

@@ -79,6 +79,7 @@ def test_a_thousand_hostile_paths_open_nothing_outside(tempting, monkeypatch):
     assert str(tempting.parent) not in "".join(said)
 
 
+@pytest.mark.long
 def test_a_thousand_hostile_names_and_paths_over_http(guarded, monkeypatch):
     client, root, _engine = guarded
     real, opened = builtins.open, []

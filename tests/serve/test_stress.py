@@ -14,6 +14,7 @@ from tests.serve.shop import inputs_for, kind_of
 from tests.serve.test_engine import near
 
 
+@pytest.mark.long
 def test_models_come_and_go_500_times_under_load(shop, tmp_path):
     """Loading, replacing and deleting, damaged folders among them: no request for another model fails or changes."""
     damaged = tmp_path / "damaged"

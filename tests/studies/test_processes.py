@@ -55,6 +55,7 @@ def workers_of(process):
     return [int(word) for word in found.stdout.split()]
 
 
+@pytest.mark.long
 def test_thirty_kills_change_nothing(tmp_path):
     """Runners and workers are killed with SIGKILL at random moments; `tests/studies/kills.py` is the longer form."""
     words = [sys.executable, "-m", "tests.studies.kills", str(tmp_path), "--kills", "30"]
@@ -69,6 +70,7 @@ def test_thirty_kills_change_nothing(tmp_path):
     assert found["cells"] == 10
 
 
+@pytest.mark.long
 def test_two_runners_share_a_folder(here, finished, tmp_path):
     """By command: each cell is run by one of them, and both end with the same table."""
     ways = {name: FILE["ways"][name] for name in ("source", "single", "fused")}

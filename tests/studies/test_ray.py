@@ -20,9 +20,12 @@ from inlay.studies.tables import tables
 from tests.studies.tiny import FILE, study_in
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'inlay[study]'")
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # of Ray's own processes
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings(  # of Ray's own processes
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

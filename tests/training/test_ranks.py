@@ -59,6 +59,7 @@ def history(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_two_processes_fuse_as_one(small, still, tmp_path):
     members = []
     for name, method in (("a", "pfeiffer"), ("b", "houlsby")):
@@ -79,6 +80,7 @@ def test_two_processes_fuse_as_one(small, still, tmp_path):
         assert abs(alone["loss"] - together["loss"]) < 1e-5
 
 
+@pytest.mark.long
 def test_two_processes_with_a_mixture_stay_in_step(small, still, tmp_path, capsys):
     """Each draws its own modules; what both have learned is the same to the bit, and is what is kept."""
     mixture = ("--method", "mixture", "--options", "method={kind: pfeiffer, reduction: 2}", "--options", "modules=3")

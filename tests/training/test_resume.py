@@ -143,6 +143,7 @@ def test_a_second_signal_leaves_at_once_unless_a_launcher_sent_it(alone):
         assert interrupts.seen == signal.SIGINT
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_a_run_can_be_resumed(small, tmp_path):
     """Fifty SIGKILLs. After each everything in the folder is whole, and the next start goes on from it.
 

@@ -57,7 +57,7 @@ def test_every_evaluation_arrives(small, tmp_path, kept):
     (first, run), (second, config), *evaluations, (last, _) = kept()
     assert (first, run, second, last) == ("run", "inlay", "config", "finish")
     assert config == {"task": "own", "seed": 7}
-    assert [step for step, _ in evaluations] == [6, 12]
+    assert [step for step, _ in evaluations] == [0, 6, 12]
     entries = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [{"step": step, **values} for step, values in evaluations] == entries
     assert {"loss", "lr", "epoch", "validation_accuracy", "validation_macro_f1"} == set(evaluations[0][1])

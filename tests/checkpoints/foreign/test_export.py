@@ -57,6 +57,7 @@ def test_a_merged_mixture_needs_no_patterns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("library", ["adapters", "peft"])
+@pytest.mark.long
 def test_the_peer_loads_it(library: str, tmp_path: Path) -> None:
     python = os.environ.get(f"INLAY_{library.upper()}_PYTHON")
     if not python:
