@@ -4,12 +4,14 @@
 #   docker run --publish 8000:8000 --volume ./runs:/models:ro --volume ./hosts:/hosts:ro --env INLAY_SERVE_KEYS inlay /models --host /hosts/minilm
 #
 # The host may also come from the hub, where there is a network: leave out --host and HF_HUB_OFFLINE.
+# --build-arg TORCH_INDEX=URL takes torch from an index of its own, such as that of its builds for CPUs, which are gigabytes smaller.
 FROM python:3.11-slim AS build
+ARG TORCH_INDEX=
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src ./src
 RUN python -m venv /opt/inlay \
- && /opt/inlay/bin/pip install --no-cache-dir --constraint constraints.txt --index-url https://download.pytorch.org/whl/cpu torch \
+ && /opt/inlay/bin/pip install --no-cache-dir --constraint constraints.txt ${TORCH_INDEX:+--index-url $TORCH_INDEX} torch \
  && /opt/inlay/bin/pip install --no-cache-dir --constraint constraints.txt '.[serve]'
 
 FROM python:3.11-slim

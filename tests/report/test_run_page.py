@@ -105,3 +105,8 @@ def test_the_curve_shows_the_loss_that_chose():
     history = [{"step": i, "loss": 1.0 / i, "validation_pearson": None, "validation_loss": 2.0 / i} for i in (1, 2, 3)]
     assert "validation loss" in curve(history, "pearson")
     assert "validation loss" not in curve([{"step": 1, "loss": 1.0, "validation_f1": 0.5}], "f1")
+
+
+def test_a_damaged_line_leaves_a_gap_in_the_curve():
+    history = [{"step": 1, "l0ss": 1.0, "validation_fq": 0.5}, {"step": 2, "loss": 0.5, "validation_f1": 0.6}]
+    assert "validation f1" in curve(history, "f1")

@@ -32,10 +32,10 @@ LONGEST_LABEL = 24
 
 
 def curve(history: Sequence[Mapping[str, float | None]], main: str) -> Markup:
-    """Training loss and the main metric over the steps."""
+    """Training loss and the main metric over the steps; what is not there leaves a gap."""
     figure, axes = new_figure(6, 3)
     steps = [number(entry["step"]) for entry in history]
-    axes.plot(steps, [number(entry["loss"]) for entry in history], color="#999", marker=".", label="training loss")
+    axes.plot(steps, [number(entry.get("loss")) for entry in history], color="#999", marker=".", label="training loss")
     if any("validation_loss" in entry for entry in history):  # where it chose the best state
         judged = [number(entry.get("validation_loss")) for entry in history]
         axes.plot(steps, judged, color="#999", linestyle="--", marker=".", label="validation loss")
@@ -43,7 +43,7 @@ def curve(history: Sequence[Mapping[str, float | None]], main: str) -> Markup:
     axes.set_ylabel("loss")
     if any(f"validation_{main}" in entry for entry in history):  # there may be no validation rows
         other = axes.twinx()
-        values = [number(entry[f"validation_{main}"]) for entry in history]
+        values = [number(entry.get(f"validation_{main}")) for entry in history]
         other.plot(steps, values, color="#1f6f8b", marker="o", label=f"validation {main}")
         other.set_ylabel(main)
     figure.legend(loc="upper center", ncols=3, frameon=False)
