@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -44,23 +44,27 @@ def hadamard(bits: int, like: Tensor) -> Tensor:
 
 def transform(x: Tensor, rows: int | None = None) -> Tensor:
     """H x for x (2^k,), or only the first `rows` of it: as products with small matrices, H = H_a ⊗ H_b ⊗ …"""
-    size = x.shape[0]
-    bits = size.bit_length() - 1
-    sizes = [BLOCK] * (bits // BLOCK) + ([bits % BLOCK] if bits % BLOCK else [])
-    done = 0
-    for at, small in enumerate(sizes):
-        last = at == len(sizes) - 1
+    found = transform_in_place(x.clone(), torch.empty_like(x))
+    return found if rows is None else found[:rows]
+
+
+def transform_in_place(x: Tensor, other: Tensor) -> Tensor:
+    """H x for x (2^k,), in one of the two buffers that are given; both are written over.
+
+    Each product goes from one to the other. A new buffer for each would cost more than the product does: the system
+    hands memory of that size out anew, page by page.
+    """
+    done, bits = 0, x.shape[0].bit_length() - 1
+    while done < bits:
+        small = min(BLOCK, bits - done)
         h = hadamard(small, x)
-        if last:  # the leading factor: whole blocks of rows that nobody asked for are left out
-            wanted = size if rows is None else rows
-            h = h[: -(-wanted // 2**done)]
-            x = (h @ x.view(2**small, 2**done)).flatten()
-        elif done == 0:
-            x = (x.view(-1, 2**small) @ h).flatten()
+        if done == 0:
+            torch.mm(x.view(-1, 2**small), h, out=other.view(-1, 2**small))
         else:
-            x = (h @ x.view(-1, 2**small, 2**done)).flatten()
-        done += small
-    return x if rows is None else x[:rows]
+            shape = (-1, 2**small, 2**done)
+            torch.matmul(h, x.view(shape), out=other.view(shape))
+        x, other, done = other, x, done + small
+    return x
 
 
 class Direction:
@@ -78,10 +82,30 @@ class Direction:
         norm = math.sqrt(self.size * float(gauss.double().square().sum())) * math.sqrt(count / self.size)
         self.signs, self.order, self.gauss = (t.to(device) for t in (signs, order, gauss / norm))
 
-    def along(self, z: Tensor) -> Tensor:  # (d,) -> (D_i,)
-        padded = torch.nn.functional.pad(z[: self.used], (0, self.short - self.used))
-        short = transform(self.signs * padded)  # (l,)
-        return transform(short.index_select(0, self.order) * self.gauss, self.count)
+    def along(self, z: Tensor) -> Tensor:
+        """P_i z, (d,) → (D_i,)."""
+        return Along.apply(z, self)
+
+
+class Along(torch.autograd.Function):
+    """z ↦ P_i z, and for its gradient g ↦ P_iᵀ g: H is its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, direction: Direction) -> Tensor:
+        ctx.direction, ctx.d = direction, z.shape[0]
+        padded = torch.nn.functional.pad(z[: direction.used], (0, direction.short - direction.used))
+        short = transform(direction.signs * padded)  # (l,)
+        long = short.index_select(0, direction.order).mul_(direction.gauss)  # (L,)
+        return transform_in_place(long, torch.empty_like(long))[: direction.count]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        direction, (g,) = ctx.direction, gradients
+        long = torch.nn.functional.pad(g, (0, direction.size - direction.count))
+        long = transform_in_place(long, torch.empty_like(long)).mul_(direction.gauss)
+        short = g.new_zeros(direction.short).index_add_(0, direction.order, long)
+        found = transform(short).mul_(direction.signs)[: direction.used]
+        return torch.nn.functional.pad(found, (0, ctx.d - direction.used)), None
 
 
 class Intrinsic(nn.Module):
