@@ -1,6 +1,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 CACHE = tempfile.mkdtemp(prefix="inlay-cache-")  # no test reads or writes the user's own
@@ -11,6 +12,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
+
+# As on a terminal: whoever starts the tests with nohup or in the background has these ignored, and so their children.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
