@@ -23,7 +23,7 @@ from inlay.training.codec import Codec, EncodedSplit
 from inlay.training.evaluate import BATCH, by_choice, scores
 
 C = 5.0
-"""The best on the demo's sentiment tasks, apart from the rows that judge there. scikit-learn's C is 2 C for two labels, C for more."""
+"""The best on the demo's sentiment tasks, without the rows that judge there. For two labels scikit-learn's is 2 C."""
 STEPS = 200
 """Of L-BFGS, at most."""
 
