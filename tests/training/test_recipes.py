@@ -86,7 +86,7 @@ PUBLISHED: dict[tuple[str, ...], dict[str, Any]] = {
     ("few-labels", "pfeiffer", "rte"): {"lr": 1e-3},
     ("few-labels", "mode full", "rte"): {"lr": 5e-5},
     ("few-labels", "mode fusion", "rte"): {"lr": 5e-4},
-    ("few-labels", "", "rte"): {"head_first": True, "batch_size": 16, "warmup": 0.2, "epochs": 10, "patience": 0},
+    ("few-labels", "", "rte"): {"head_first": True, "pairs": 1.0, "batch_size": 16, "warmup": 0.2, "epochs": 10, "patience": 0},
     ("mt-a", "", "rte"): JOINT | {"method": "pal", "lr": 2e-5, "options": {"size": 204, "heads": 12}},
     ("mt-a", "mode mt-a", "rte"): JOINT | {"mode": "mt-a", "host_lr": 2e-5},
     ("mt-a", "mode full", "rte"): JOINT | {"mode": "full", "lr": 2e-5, "host_lr": None},

@@ -23,9 +23,9 @@ SENTIMENT = {
 }
 UNCLEAR = 0.5
 SIZES: dict[str, tuple[int | None, int, int]] = {
-    "movies": (600, 100, 100),
-    "products": (600, 100, 100),
-    "editorials": (600, 100, 100),
+    "movies": (None, 100, 600),
+    "products": (None, 100, 600),
+    "editorials": (None, 100, 600),
     "questions": (400, 100, 100),
     "spam": (300, 100, 100),
     "tweets": (None, 100, 600),

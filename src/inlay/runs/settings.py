@@ -134,7 +134,7 @@ def named_values(pairs: Iterable[str]) -> dict[str, Any]:
 # what nothing uses
 
 
-OF_A_HEAD = ("pooling", "head_layers", "head_dropout")
+OF_A_HEAD = ("pooling", "head_layers", "head_dropout", "pairs")
 OF_WRITING = tuple(Generation.model_fields)
 OF_TEXT = ("prompt", "answers", "answering", "packing", *OF_WRITING)
 OF_WORDS = ("label_words", "label_tokens", "demonstrations")
@@ -179,7 +179,9 @@ def useless_here(settings: Settings, kind: str, form: str, decoder: bool = False
         "a decoder that answers in text, such as GPT-2": () if decoder or not text else ("packing",),
         "a decoder that answers in text, or answer_with words": ("template",) if form == "labels" else (),
         "a head, and this host answers without one": OF_A_HEAD if form != "labels" else (),
-        "labels and a head that chooses one": () if kind == "classification" and not text else ("class_weights",),
+        "labels and a head that chooses one": (
+            () if kind == "classification" and not text else ("class_weights", "pairs")
+        ),
         "labels or words to choose from": () if text or kind in ("classification", "tags") else ("label_smoothing",),
         "contexts to read in windows (kind spans)": () if kind == "spans" else ("stride",),
         "labels or choices to rank": () if kind in ("classification", "choice") else ("answering",),

@@ -30,7 +30,7 @@ STEPS = 200
 
 def fit_head(host: PreTrainedModel, codec: Codec, split: EncodedSplit) -> bool:
     """Fit the active setup's own head to labelled rows. False where there is none, or it does not train."""
-    layer = _last_layer(host)
+    layer = last_layer(host)
     if codec.form != "labels" or layer is None or not layer.weight.requires_grad:
         return False
     reached = _what_reaches(host, layer, codec, split)
@@ -58,7 +58,7 @@ def fit_head(host: PreTrainedModel, codec: Codec, split: EncodedSplit) -> bool:
     return True
 
 
-def _last_layer(host: PreTrainedModel) -> nn.Linear | None:
+def last_layer(host: PreTrainedModel) -> nn.Linear | None:
     """The layer that makes the logits of the active inlay's own head; of a stack the uppermost one's."""
     inlays = inlays_of(host)
     heads = [inlays[name] for name in names_in(active(host)) if inlays[name].head is not None]

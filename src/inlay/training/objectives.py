@@ -15,7 +15,9 @@ from inlay.compose.fuse import penalty
 from inlay.host.verbs import inlays_of
 from inlay.training.codec import Codec
 from inlay.training.evaluate import by_choice, scores
+from inlay.training.head_first import last_layer
 from inlay.training.label_words import at_masks
+from inlay.training.pairs import pair_loss, reaching
 from inlay.training.recipe import Recipe
 
 
@@ -68,6 +70,22 @@ def consistent_loss(
     ).loss  # fmt: skip
 
 
+def paired_loss(
+    model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion, *, objective: Objective, weight: float
+) -> Tensor:
+    """Another objective, and the pairs of the portion's texts, where a text has one label and one vector."""
+    layer = last_layer(host) if codec.form == "labels" and codec.task.kind == "classification" else None
+    if layer is None:
+        return objective(model, host, codec, portion)
+    with reaching(layer) as seen:
+        loss = objective(model, host, codec, portion)
+    features, labels = seen[-1], portion.batch["labels"]
+    if features.dim() != 2:  # a copy of a decoder's head reads every token
+        return loss
+    labels = labels.repeat(len(features) // len(labels))  # a mixture answers twice
+    return loss + weight * portion.step_share * pair_loss(features, labels)
+
+
 def given(host: PreTrainedModel, codec: Codec, batch: dict[str, Tensor]) -> dict[str, Any]:
     """What a host is given; of decoders that can leave logits out, only those that are needed are asked for."""
     if codec.decoder and "logits_to_keep" in signature(host.forward).parameters:
@@ -78,6 +96,11 @@ def given(host: PreTrainedModel, codec: Codec, batch: dict[str, Tensor]) -> dict
 def objective_for(host: PreTrainedModel, name: str | None, recipe: Recipe | None = None) -> Objective:
     """The objective of what trains."""
     recipe = recipe or Recipe()
+    plain = _of_task(host, name, recipe)
+    return partial(paired_loss, objective=plain, weight=recipe.pairs) if recipe.pairs else plain
+
+
+def _of_task(host: PreTrainedModel, name: str | None, recipe: Recipe) -> Objective:
     if name is not None and inlays_of(host)[name].method.compared_passes() > 1:
         weight = 1.0 if recipe.consistency is None else recipe.consistency
         return partial(consistent_loss, weight=weight, detach=recipe.consistency_detach is not False)

@@ -93,6 +93,8 @@ class Recipe(Generation):
     """Mixtures: whether each draw's answer is a constant for the other, as in the published code (the default)."""
     head_first: bool = False
     """Fit the new head to the training rows before the first step, with everything else as it is."""
+    pairs: float = Field(default=0.0, ge=0, le=1e6)
+    """Classification: the weight of a second loss, which brings texts of one label together and parts the others."""
     clip: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to at most this norm; 0 does not clip."""
     patience: int = Field(default=3, ge=0)
