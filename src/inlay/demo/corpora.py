@@ -22,25 +22,22 @@ SENTIMENT = {
     "tweets": "tweets",
 }
 UNCLEAR = 0.5
-SIZES: dict[str, tuple[int | None, int, int]] = {
-    "movies": (None, 100, 600),
-    "products": (None, 100, 600),
-    "editorials": (None, 100, 600),
-    "questions": (400, 100, 100),
-    "spam": (300, 100, 100),
-    "tweets": (None, 100, 600),
-}
-"""Training, validation and judged rows; None: all others, of which each seed draws its own."""
+VALIDATION = 100
+"""Rows that choose; all that is left trains."""
+JUDGED = {"questions": 100, "spam": 100}
+"""Rows that judge; 600 of each kind of sentiment."""
+TASKS = (*SENTIMENT, "questions", "spam")
 Labelled = list[tuple[str, str]]
 
 
 def write_corpora(folder: Path, out: Path) -> Path:
     """Every task's rows as `inlay train --data-dir` reads them: <task>/{train,validation,test}.jsonl."""
-    for name, (train, validation, test) in SIZES.items():
+    for name in TASKS:
         rows = sorted(set(_read(folder, name)))
         random.Random(42).shuffle(rows)  # noqa: S311 (not for secrets)
-        ends = (test, test + validation, None if train is None else test + validation + train)
-        parts = {"test": rows[: ends[0]], "validation": rows[ends[0] : ends[1]], "train": rows[ends[1] : ends[2]]}
+        judged = JUDGED.get(name, 600)
+        chosen = judged + VALIDATION
+        parts = {"test": rows[:judged], "validation": rows[judged:chosen], "train": rows[chosen:]}
         for split, part in parts.items():
             text = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in part)
             file = out / name / f"{split}.jsonl"

@@ -6,6 +6,7 @@ half of it where the host is frozen; a small product of matrices says how many t
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections import defaultdict
@@ -83,8 +84,8 @@ class Costs:
 
     def guess(self, draft: Draft) -> float:
         """Seconds, by counting multiplications."""
-        size = host_size(self.view.plan.study.hosts[draft.slot.host])
-        settings = draft.settings
+        host = self.view.plan.study.hosts[draft.slot.host]
+        size, settings = host_size(host), draft.settings
         rows = draft.slot.rows or self._rows(draft.slot.task)
         epochs = settings.get("epochs") or {"embeddings": 1, "route": 0}.get(draft.work, 10)
         tokens = min(int(settings.get("max_length", 256)), 48)
@@ -96,7 +97,10 @@ class Costs:
             return 0.1
         rows *= len(settings.get("tasks", ("one",)))
         passes = 2 if settings.get("method") == "mixture" else 1
-        work = size / 4 * tokens * (rows * epochs * train * passes + 2.0 * judged)
+        seen = rows * epochs
+        if settings.get("max_steps"):
+            seen = min(seen, settings["max_steps"] * settings.get("batch_size", 32))
+        work = (size / 4 - looked_up(host)) * tokens * (seen * train * passes + 2.0 * judged)
         return 1.0 + work / (self.speed() * 1e9)
 
     def _rows(self, task: str) -> int:
@@ -111,14 +115,16 @@ class Costs:
     def speed() -> float:
         """Thousand million operations that one thread does in a second on small matrices."""
         import numpy as np
+        from threadpoolctl import threadpool_limits
 
         one = np.ones((256, 384), dtype=np.float32)
         other = np.ones((384, 384), dtype=np.float32)
-        one @ other
-        began, count = time.process_time(), 0
-        while time.process_time() - began < 0.05:
+        with threadpool_limits(1):
             one @ other
-            count += 1
+            began, count = time.process_time(), 0
+            while time.process_time() - began < 0.05:
+                one @ other
+                count += 1
         return 0.5 * count * 2 * 256 * 384 * 384 / (time.process_time() - began) / 1e9
 
     def megabytes(self, cell: Cell) -> float:
@@ -163,3 +169,14 @@ def host_size(host: str) -> float:
     found = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
     found = found or (sum(file.stat().st_size for file in folder.glob("*.bin")) if folder.is_dir() else 0)
     return float(found or 440e6)
+
+
+@cache
+def looked_up(host: str) -> float:
+    """Weights that are looked up instead of multiplied with: a row for each word."""
+    try:
+        config = json.loads((Path(host) / "config.json").read_text(encoding="utf-8"))
+        words = config["vocab_size"] * config.get("hidden_size", config.get("d_model", 0))
+    except (OSError, ValueError, KeyError):
+        return 0.0
+    return float(words) if words < host_size(host) / 4 else 0.0

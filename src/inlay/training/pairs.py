@@ -2,8 +2,8 @@
 
     mean over pairs of one label of (1 − cos)²  +  mean over pairs of two labels of cos²
 
-cos is the cosine of what reaches the last layer of the head. From fifty rows a head is soon right about all of them, and
-nothing is left to learn from; sixteen rows have 120 pairs.
+cos is the cosine of what reaches the last layer of the head. From fifty rows a head is soon right about all of them,
+and nothing is left to learn from; sixteen rows have 120 pairs.
 """
 
 from __future__ import annotations
