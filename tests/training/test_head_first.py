@@ -17,7 +17,7 @@ from inlay.errors import ConfigError
 from inlay.runs.settings import Settings
 from inlay.runs.train import FEW, get_ready, train_run
 from inlay.training.evaluate import ask, loss_on, scores
-from inlay.training.head_first import C, fit_head
+from inlay.training.head_first import CHOICES, C, fit_head
 from inlay.training.interrupt import Interrupted
 from inlay.training.loop import TrainingLoop
 from inlay.training.progress import Silent
@@ -194,3 +194,30 @@ def test_a_recipe_can_fit_the_head_before_any_training(small):
     outcome = TrainingLoop(bench.host, codec, train, validation, recipe).run()
     assert outcome.best_step == 0
     assert outcome.scores["accuracy"] > 0.6
+
+
+def test_validation_rows_choose_how_strongly_the_head_is_held(small):
+    """As scikit-learn, asked for every C and judged by the same rows."""
+    bench = opened(small, TASKS["classification"])
+    codec = bench.codec(32)
+    train, validation = codec.encode(some("classification", 40)), codec.encode(some("classification", 60, seed=5))
+    x, y = features_of(bench, train), [example.target for example in train.examples]
+    seen, right = features_of(bench, validation), [example.target for example in validation.examples]
+    bench.host.train()
+    assert fit_head(bench.host, codec, train, validation)
+    scale = float((x**2).sum(1).mean())
+    models = [LogisticRegression(C=2 * c / scale, tol=1e-8, max_iter=10_000).fit(x, y) for c in CHOICES]
+    wanted = max(models, key=lambda model: model.score(seen, right))
+    assert len({round(model.score(seen, right), 6) for model in models}) > 1
+    found = [answer.probabilities for answer in ask(bench.host, codec, validation)]
+    np.testing.assert_allclose(found, wanted.predict_proba(seen), atol=5e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_validation_rows_of_every_kind_may_choose(small, kind):
+    bench = opened(small, TASKS[kind])
+    codec = bench.codec(32)
+    train, validation = codec.encode(some(kind, 24)), codec.encode(some(kind, 12, seed=3))
+    lost = loss_on(bench.host, codec, train)
+    assert fit_head(bench.host, codec, train, validation)
+    assert loss_on(bench.host, codec, train) < lost

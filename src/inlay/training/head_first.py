@@ -9,6 +9,9 @@ mean the same on every host: it is that of features of length 1.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,43 +22,89 @@ from inlay.anatomy.modules import last_linear
 from inlay.host.setup import names_in
 from inlay.host.verbs import active, inlays_of
 from inlay.training.batching import reading_batches
-from inlay.training.codec import Codec, EncodedSplit
+from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import BATCH, by_choice, scores
 
 C = 5.0
-"""The best on the demo's sentiment tasks, without the rows that judge there. For two labels scikit-learn's is 2 C."""
+"""Where no validation rows choose: the best on the demo's sentiment tasks, without the rows that judge there."""
+CHOICES = (0.05, 0.5, 5.0, 50.0)
+"""What validation rows choose from. For two labels scikit-learn's C is twice ours: 0.1, 1, 10 and 100."""
 STEPS = 200
 """Of L-BFGS, at most."""
+ONE_ANSWER = ("classification", "regression", "choice", "multilabel")
+"""Kinds whose answer is in the layer's outputs for a row, so that validation rows are read once for all C."""
 
 
-def fit_head(host: PreTrainedModel, codec: Codec, split: EncodedSplit) -> bool:
-    """Fit the active setup's own head to labelled rows. False where there is none, or it does not train."""
+@dataclass(frozen=True)
+class _Reached:
+    """A batch at the layer, in double precision: what the layer is given, the labels, which choices are there."""
+
+    rows: list[int]
+    x: Tensor
+    labels: Tensor
+    there: Tensor | None
+
+    def logits(self, weight: Tensor, bias: Tensor) -> Tensor:
+        each = nn.functional.linear(self.x, weight, bias)
+        return each if self.there is None else by_choice(each, self.there)
+
+
+def fit_head(
+    host: PreTrainedModel, codec: Codec, split: EncodedSplit, validation: EncodedSplit | None = None
+) -> bool:  # fmt: skip
+    """Fit the active setup's own head to labelled rows. False where there is none, or it does not train.
+
+    validation: rows that choose C, by the task's main metric; of equally good ones the smallest.
+    """
     layer = last_layer(host)
     if codec.form != "labels" or layer is None or not layer.weight.requires_grad:
         return False
     reached = _what_reaches(host, layer, codec, split)
-    rows = sum(x[..., 0].numel() for x, _, _ in reached)
-    scale = sum(float(x.square().sum()) for x, _, _ in reached) / max(1, rows)
-    weight, bias = layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu()
-    weight, bias = torch.zeros_like(weight, requires_grad=True), torch.zeros_like(bias, requires_grad=True)
+    choosing = validation is not None and validation.examples and codec.task.kind in ONE_ANSWER
+    seen = _what_reaches(host, layer, codec, validation) if choosing and validation is not None else []
+    best: tuple[float, Tensor, Tensor] | None = None
+    for strength in CHOICES if seen else (C,):
+        weight, bias = _fitted(layer, codec, reached, strength)
+        if not (weight.isfinite().all() and bias.isfinite().all()):
+            continue
+        value = _value(codec, validation, seen, weight, bias) if seen and validation is not None else 0.0
+        if best is None or value > best[0]:
+            best = value, weight, bias
+    if best is None:
+        return False
+    with torch.no_grad():
+        layer.weight.copy_(best[1])
+        layer.bias.copy_(best[2])
+    return True
+
+
+def _fitted(layer: nn.Linear, codec: Codec, reached: Sequence[_Reached], strength: float) -> tuple[Tensor, Tensor]:
+    """The layer's weight and bias at the minimum."""
+    rows = sum(part.x[..., 0].numel() for part in reached)
+    scale = sum(float(part.x.square().sum()) for part in reached) / max(1, rows)
+    weight = torch.zeros_like(layer.weight, dtype=torch.float64, device="cpu", requires_grad=True)
+    bias = torch.zeros_like(layer.bias, dtype=torch.float64, device="cpu", requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")
 
     def objective() -> Tensor:
         optimizer.zero_grad()
-        whole = scale * weight.square().sum() / (2 * C)
-        for x, labels, there in reached:
-            logits = nn.functional.linear(x, weight, bias)
-            whole = whole + codec.loss(logits if there is None else by_choice(logits, there), labels)
+        whole = scale * weight.square().sum() / (2 * strength)
+        for part in reached:
+            whole = whole + codec.loss(part.logits(weight, bias), part.labels)
         whole.backward()
         return whole
 
     optimizer.step(objective)
-    if not (weight.isfinite().all() and bias.isfinite().all()):
-        return False
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.copy_(bias)
-    return True
+    return weight.detach(), bias.detach()
+
+
+def _value(codec: Codec, split: EncodedSplit, seen: Sequence[_Reached], weight: Tensor, bias: Tensor) -> float:
+    """The main metric of rows that have been read."""
+    found: dict[int, Answer] = {}
+    for part in seen:
+        found |= zip(part.rows, codec.answers(part.logits(weight, bias).float(), split, part.rows), strict=True)
+    value = codec.measure(split, [found[row] for row in range(len(split.examples))])[codec.task.main]
+    return value if math.isfinite(value) else -math.inf
 
 
 def last_layer(host: PreTrainedModel) -> nn.Linear | None:
@@ -70,10 +119,8 @@ def last_layer(host: PreTrainedModel) -> nn.Linear | None:
 
 
 @torch.no_grad()
-def _what_reaches(
-    host: PreTrainedModel, layer: nn.Linear, codec: Codec, split: EncodedSplit
-) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """Every batch's (inputs of the layer, labels, which choices are there), without dropout, in double precision."""
+def _what_reaches(host: PreTrainedModel, layer: nn.Linear, codec: Codec, split: EncodedSplit) -> list[_Reached]:
+    """Every batch of rows, without dropout."""
     found, seen, training = [], list[Tensor](), host.training
     host.eval()
     hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -84,7 +131,9 @@ def _what_reaches(
             }
             labels, there = batch.pop("labels"), batch.get("there")
             scores(host, batch, codec)
-            found.append((seen.pop().double().cpu(), labels.cpu(), None if there is None else there.cpu()))
+            found.append(
+                _Reached(rows, seen.pop().double().cpu(), labels.cpu(), None if there is None else there.cpu())
+            )
             seen.clear()
     finally:
         hook.remove()

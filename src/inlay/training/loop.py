@@ -193,7 +193,7 @@ class Loop:
             return
         for lesson in self.lessons:
             lesson.enter()
-            if fit_head(self.host, lesson.codec, lesson.train):
+            if fit_head(self.host, lesson.codec, lesson.train, lesson.validation):
                 self.position.loss_sum += loss_on(self.host, lesson.codec, lesson.train, self.accelerator)
                 self.position.loss_steps += 1
         if self.position.loss_steps:
