@@ -166,15 +166,17 @@ def _answered(
     return [codec.decode(text, split.examples[row]) for text, row in zip(texts, rows, strict=True)]
 
 
-def attention_on(host: PreTrainedModel, fusion: str, split: EncodedSplit) -> FusionActivations:
-    """Mean attention per place and member over the rows' real tokens."""
-    return fusion_activations(host, fusion, batches_of(host, split))
+def attention_on(
+    host: PreTrainedModel, fusion: str, split: EncodedSplit, at_most: int | None = None
+) -> FusionActivations:  # fmt: skip
+    """Mean attention per place and member over the real tokens of the rows, or of the first of them."""
+    return fusion_activations(host, fusion, batches_of(host, split, at_most))
 
 
-def batches_of(host: PreTrainedModel, split: EncodedSplit) -> list[dict[str, Tensor]]:
-    """All rows as batches that the host takes."""
+def batches_of(host: PreTrainedModel, split: EncodedSplit, at_most: int | None = None) -> list[dict[str, Tensor]]:
+    """All rows, or the first of them, as batches that the host takes."""
     batches = []
-    for rows in reading_batches(split.features.lengths, BATCH):
+    for rows in reading_batches(split.features.lengths[:at_most], BATCH):
         batch = split.features.collate(rows)
         if split.features.made != "text":  # the host itself knows no loss for choices, words and windows
             batch.pop("labels", None)
