@@ -138,12 +138,6 @@ def test_another_recipe_many_rows_and_hosts_that_answer_in_text_are_as_ever(few,
     assert get_ready(Settings(**few)).settings.head_first
 
 
-def test_fewer_rows_than_a_batch_are_still_refused(few):
-    write_rows(few["train_file"], rows(12))
-    with pytest.raises(ConfigError, match="12 training rows are fewer than a batch of 16"):
-        get_ready(Settings(**few))
-
-
 @pytest.mark.parametrize("mode", ["inlay", "head", "full"])
 def test_a_run_begins_with_its_head_and_says_what_that_reaches(few, mode):
     run = train_run(Settings(**few, mode=mode, epochs=2))
@@ -221,3 +215,10 @@ def test_validation_rows_of_every_kind_may_choose(small, kind):
     lost = loss_on(bench.host, codec, train)
     assert fit_head(bench.host, codec, train, validation)
     assert loss_on(bench.host, codec, train) < lost
+
+
+def test_fewer_rows_than_a_batch_are_one_batch(few):
+    write_rows(few["train_file"], rows(9))
+    assert get_ready(Settings(**few)).settings.batch_size == 9
+    with pytest.raises(ConfigError, match="fewer than a batch of 12"):
+        get_ready(Settings(**few, batch_size=12))

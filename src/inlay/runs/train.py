@@ -175,6 +175,8 @@ def _as_few(settings: Settings, found: _Found) -> tuple[Settings, _Found]:
         return settings, found
     said = settings.model_dump(include=settings.model_fields_set)
     few = Settings(**said | {"recipe": FEW_LABELS, "host": settings.host, "out": settings.out})
+    if rows < few.batch_size and "batch_size" not in said:
+        few = few.model_copy(update={"batch_size": max(1, rows)})
     note = f"{rows:,} training rows are few: recipe {FEW_LABELS} is used (the usual one: default)"
     return few, replace(found, prepared=replace(found.prepared, notes=(*found.prepared.notes, note)))
 
