@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from inlay.studies.records import Records, export
 from inlay.studies.schedule import Schedule
 from inlay.studies.statistics import points
 from inlay.studies.tables import tables
+from inlay.studies.ways import _deciding_few
 from tests.studies.tiny import FILE, Inline, run_here, study_in
 from tests.training.small import rows, write_rows
 
@@ -90,6 +92,24 @@ def test_what_decides_a_cell_is_in_its_name(here, finished, tmp_path, change):
     kept = {name for name, cell in after.items() if name in before}
     assert after
     assert {after[name].slot.way for name in kept} <= {"seed": {"source"}, "setting": {"logreg"}}.get(change, set())
+
+
+def test_what_few_rows_take_by_themselves_is_in_a_cells_name(here, tmp_path, monkeypatch):
+    """A setting that is said as its default holds against the recipe for few rows; other recipes are not it."""
+
+    def names(rows: int, **way: Any) -> set[str]:
+        study = study_in(here, ways={"one": way}, rows=[rows], against="one", seeds=[0], tasks=["a"], groups=None)
+        return set(View(Plan.of(study), StudyFolder(tmp_path / "none")).look().names())
+
+    unsaid = names(32)
+    assert names(32) == unsaid
+    for said in ({"pairs": 0.0}, {"head_first": False}, {"recipe": "default"}):
+        assert names(32, **said).isdisjoint(unsaid)
+        assert names(1001, **said) == names(1001)  # these rows are not few
+    monkeypatch.setattr("inlay.runs.settings.FEW_LABELS", "default")  # as if the recipe had been changed
+    _deciding_few.cache_clear()
+    assert names(32).isdisjoint(unsaid)
+    _deciding_few.cache_clear()
 
 
 def test_where_things_are_is_not_in_a_cells_name(here, finished, tmp_path):

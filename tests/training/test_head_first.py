@@ -14,8 +14,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import inlay
 from inlay.data.task import Task
 from inlay.errors import ConfigError
-from inlay.runs.settings import Settings
-from inlay.runs.train import FEW, get_ready, train_run
+from inlay.runs.settings import FEW, Settings
+from inlay.runs.train import get_ready, train_run
 from inlay.training.evaluate import ask, loss_on, scores
 from inlay.training.head_first import CHOICES, C, fit_head
 from inlay.training.interrupt import Interrupted

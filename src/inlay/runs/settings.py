@@ -21,6 +21,9 @@ OTHER_NAMES = {"from": "start"}
 SPELT = {field: name for name, field in OTHER_NAMES.items()}
 """Fields that have another name in YAML and as flags."""
 
+FEW, FEW_LABELS = 1_000, "few-labels"
+"""So many training rows are few, and what is done then."""
+
 
 class FusionOptions(Config):
     """How members are fused (mode fusion). What is left open is as in `inlay.add_fusion`."""
@@ -145,6 +148,12 @@ OF_SAMPLING = ("top_k", "top_p", "sampling_seed")
 def unused(settings: Settings) -> list[str]:
     """A sentence for each setting that was given and that nothing in this job uses."""
     return list(useless(settings).values())
+
+
+def as_few(settings: Settings) -> Settings:
+    """The settings where training rows are few: what was said, and the rest by the recipe for it."""
+    said = settings.model_dump(include=settings.model_fields_set)
+    return Settings(**said | {"recipe": FEW_LABELS, "host": settings.host, "out": settings.out})
 
 
 def unused_here(settings: Settings, kind: str, form: str, decoder: bool = False) -> list[str]:

@@ -28,7 +28,7 @@ from inlay.host.verbs import inlays_of, summary
 from inlay.methods import Method
 from inlay.runs.folder import Run, inlay_in, versions
 from inlay.runs.report import write_report
-from inlay.runs.settings import Settings, unused, unused_here
+from inlay.runs.settings import FEW, FEW_LABELS, Settings, as_few, unused, unused_here
 from inlay.runs.start import begun_from_a_run, method_of, norms_of, start_from
 from inlay.storage.files import digest
 from inlay.storage.folders import replacing
@@ -48,8 +48,6 @@ from inlay.training.workbench import Workbench, open_config
 T = TypeVar("T")
 Finishing = Callable[["Job", EncodedSplit, list[Answer]], None]
 """Is given the job with its best state, the judged rows and the answers to them, before the run counts as finished."""
-FEW, FEW_LABELS = 1_000, "few-labels"
-"""So many training rows are few, and what is done then."""
 FILES = ("data_dir", "train_file", "validation_file", "test_file")
 """Settings that are paths of rows."""
 
@@ -173,9 +171,8 @@ def _as_few(settings: Settings, found: _Found) -> tuple[Settings, _Found]:
         return settings, found
     if answer_form(task, found.config) != "labels":
         return settings, found
-    said = settings.model_dump(include=settings.model_fields_set)
-    few = Settings(**said | {"recipe": FEW_LABELS, "host": settings.host, "out": settings.out})
-    if rows < few.batch_size and "batch_size" not in said:
+    few = as_few(settings)
+    if rows < few.batch_size and "batch_size" not in settings.model_fields_set:
         few = few.model_copy(update={"batch_size": max(1, rows)})
     note = f"{rows:,} training rows are few: recipe {FEW_LABELS} is used (the usual one: default)"
     return few, replace(found, prepared=replace(found.prepared, notes=(*found.prepared.notes, note)))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from inlay.errors import ConfigError
 from inlay.runs.joint_settings import OF_ONE_TASK, OWN, JointSettings, settings_from
-from inlay.runs.settings import Settings, unused
+from inlay.runs.settings import FEW, Settings, as_few, unused
 from inlay.studies.file import Member, Study, Way
 
 Work = Literal["train", "joint", "part", "embeddings", "route"]
@@ -101,7 +101,16 @@ class Draft:
         """The settings that decide the result: those that differ from the defaults, without paths and names."""
         if self.work == "part":  # all else is in what it is a part of
             return dict(self.settings)
-        return dict(_deciding(_frozen(dict(self.settings) | {"seed": 0}))) | {"seed": self.settings["seed"]}
+        said = _frozen(dict(self.settings) | {"seed": 0})
+        found = dict(_deciding(said)) | {"seed": self.settings["seed"]}
+        if self.may_be_few():
+            found["few"] = dict(_deciding_few(said))
+        return found
+
+    def may_be_few(self) -> bool:
+        """Whether the run may take the recipe for few rows by itself, which then decides as well."""
+        named = self.settings.get("recipe") is not None or self.start is not None
+        return self.work == "train" and not named and (self.slot.rows or 0) <= FEW
 
 
 def slots_of(study: Study, name: str) -> list[Slot]:
@@ -306,3 +315,10 @@ def _deciding(frozen: Any) -> dict[str, Any]:
     if isinstance(settings, JointSettings):
         found["tasks"] = {task: {n: v for n, v in own.items() if n not in PATHS} for task, own in found["tasks"]}
     return found
+
+
+@cache
+def _deciding_few(frozen: Any) -> dict[str, Any]:
+    """The same by the recipe for few rows. A setting that is said as its default differs from one that is not said."""
+    settings = as_few(settings_from({"host": "host", "out": Path("unnamed")} | _thawed(frozen)))
+    return settings.model_dump(mode="json", exclude_defaults=True, exclude=NOT_DECIDING | {"seed"})
