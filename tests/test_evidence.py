@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = sorted(folder for folder in (ROOT / "evidence").iterdir() if folder.is_dir())
-PAGES = sorted((ROOT / "docs" / "evidence").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "evidence").glob("*.md"))]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def tool():
     return module
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name + page.stem)
 def test_tables_are_what_their_commands_print(page, tool):
     text = page.read_text(encoding="utf-8")
     assert tool.renewed(text) == text

@@ -1,4 +1,4 @@
-"""Tables of docs/evidence/ from the records under evidence/, so that no number of a table is typed by hand.
+"""Tables of docs/evidence/ and of the README from the records under evidence/: no number of a table is typed by hand.
 
     python tools/evidence.py            # write them anew
     python tools/evidence.py --check    # exit with 1 where a page says something else than its records
@@ -27,7 +27,7 @@ from io import StringIO
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ROOT / "docs" / "evidence"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "evidence").glob("*.md"))]
 TABLE = re.compile(r"<!-- (inlay study (?:table|show) [^\n]+?|runs below [^\n]+?) -->\n```\n.*?```\n", re.DOTALL)
 FAR = 2.0
 """Points below that count."""
@@ -77,7 +77,7 @@ def renewed(page: str, say: Callable[[str], str] = printed) -> str:
 
 def main(arguments: list[str]) -> int:
     stale = []
-    for page in sorted(PAGES.glob("*.md")):
+    for page in PAGES:
         text = page.read_text(encoding="utf-8")
         if (new := renewed(text)) != text:
             stale.append(page.name)

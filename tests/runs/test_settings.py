@@ -186,7 +186,7 @@ def test_the_consistency_of_a_mixture(place):
         ({"consistency": 0.0}, (0.0, True)),
         ({"consistency_detach": False}, (1.0, False)),
     ):
-        job = get_ready(settings(place, "x", **MIXTURE, **said))
+        job = get_ready(settings(place, "x", **MIXTURE, **said, pairs=0.0))
         found = objective_for(job.host, job.name, job.settings)
         assert (found.keywords["weight"], found.keywords["detach"]) == wanted
 

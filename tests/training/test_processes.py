@@ -17,7 +17,7 @@ def test_two_processes_are_one(small, tmp_path):
     host = save_bert(tmp_path / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     fields = {
         "host": str(host), "train_file": str(small / "train.jsonl"), "validation_file": str(small / "validation.jsonl"), "threads": 1, "lr": 1e-2,
-        "batch_size": 15, "accumulate": 2, "epochs": 2, "head_dropout": 0.0, "name": "own",
+        "batch_size": 15, "accumulate": 2, "epochs": 2, "head_dropout": 0.0, "name": "own", "pairs": 0.0,
     }  # fmt: skip
     one = train_run(Settings(**fields, options={"reduction": 2}, out=tmp_path / "one"))
     flags = [word for name, value in fields.items() for word in (f"--{name.replace('_', '-')}", str(value))]

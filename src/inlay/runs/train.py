@@ -130,7 +130,8 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     settings = begun_from_a_run(settings)
     found = _checked(settings, allowed, resume)
     torch.manual_seed(settings.seed)
-    settings, found = _as_few(settings, found)
+    if not resume or _began_as_few(settings.out):
+        settings, found = _as_few(settings, found)
     check_batch(len(found.prepared.train), settings)
     trust = allowed.trust_remote_code
     bench = Workbench.open(settings.host, found.prepared.task, found.config, trust_remote_code=trust)
@@ -176,6 +177,12 @@ def _as_few(settings: Settings, found: _Found) -> tuple[Settings, _Found]:
         few = few.model_copy(update={"batch_size": max(1, rows)})
     note = f"{rows:,} training rows are few: recipe {FEW_LABELS} is used (the usual one: default)"
     return few, replace(found, prepared=replace(found.prepared, notes=(*found.prepared.notes, note)))
+
+
+def _began_as_few(out: Path) -> bool:
+    """Whether a run that goes on took the recipe for few rows when it began; one of an earlier version did not."""
+    record = Run(out).record()
+    return not record or (record.get("settings") or {}).get("recipe") == FEW_LABELS
 
 
 def with_room(host: PreTrainedModel, settings: Settings, codec: Codec, prepared: Prepared) -> tuple[Settings, Codec]:

@@ -70,7 +70,7 @@ class Recipe(Generation):
     batch_size: int = Field(default=32, ge=1)
     """Rows per optimiser step, over all processes."""
     accumulate: int = Field(default=1, ge=1, le=100_000)
-    """Run the rows of a step in this many portions, to save memory; the result is the same."""
+    """Run the rows of a step in this many portions, to save memory; the result is the same, but for `pairs`."""
     warmup: float = Field(default=0.06, ge=0)
     """The share of all steps (below 1), or the number of steps, during which the learning rate rises."""
     schedule: Schedule = "linear"
@@ -94,7 +94,8 @@ class Recipe(Generation):
     head_first: bool = False
     """Fit the new head to the training rows before the first step, with everything else as it is."""
     pairs: float = Field(default=0.0, ge=0, le=1e6)
-    """Classification: the weight of a second loss, which brings texts of one label together and parts the others."""
+    """Classification: the weight of a second loss, which brings texts of one label that are run at once together, and
+    parts the others."""
     clip: float = Field(default=1.0, ge=0)
     """Gradients are scaled down to at most this norm; 0 does not clip."""
     patience: int = Field(default=3, ge=0)
