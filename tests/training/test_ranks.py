@@ -66,7 +66,8 @@ def test_two_processes_fuse_as_one(small, still, tmp_path):
         members.append(str(tmp_path / name))
         words = ("--method", method, "--options", "reduction=4", "--name", name, "--max-steps", "3")
         main(["train", *flags(small, still), *words, "--out", members[-1]])
-    words = ("fuse", *members, *flags(small, still), "--name", "both", "--json")
+    alike = ("--pairs", "0")  # each process has pairs of its own rows
+    words = ("fuse", *members, *flags(small, still), *alike, "--name", "both", "--json")
     main([*words, "--out", str(tmp_path / "one")])
     told, ranks = launch(tmp_path / "ranks", *words, "--out", str(tmp_path / "two"))
     assert json.loads(told)["processes"] == 2, "one process speaks for both"
