@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -236,6 +236,26 @@ def test_one_bad_batch_fails_alone(shop):
         handle.remove()
         assert engine.classify("a", ["w1"])
         assert engine.healthy()
+
+
+def test_a_dropped_model_leaves_with_its_last_row_though_more_work_waits(shop):
+    with Engine.open([shop / "inlays" / "a"], limits=Limits(wait=0)) as engine:
+        there: list[int] = []
+        seen: Future[None] = Future()
+
+        def look() -> None:
+            there.append(len(list(engine.shelf.host.inlays)))
+
+        def take_a_row_and_drop() -> Future[list[object]]:
+            taken = engine.submit("a", ["w1"])
+            engine.shelf.drop("a")
+            look()
+            engine.jobs.append((look, seen))  # the row's batch is next, then this, and the thread is never idle
+            return taken
+
+        assert len(engine.between_batches(take_a_row_and_drop).result(10)) == 1
+        seen.result(10)
+        assert there == [1, 0]
 
 
 def test_nothing_is_cached_on_disk_by_asking(engine, monkeypatch):

@@ -380,6 +380,7 @@ class Engine:
             else:
                 self._run(batch)
                 batch.clear()
+                self.shelf.sweep()  # a model whose last row this was goes now, however many others still ask
 
     def _next(self, job_last: bool) -> tuple[tuple[Callable[[], Any], Future[Any]] | None, list[Row]]:
         """What to do next: a batch and a job in turn where both wait; nothing at all once the engine stops."""
@@ -394,7 +395,7 @@ class Engine:
                 if batch:
                     return None, batch
                 continue
-            self.shelf.sweep() if self.shelf.retired else None
+            self.shelf.sweep()
             self.changed.wait(BEAT if ready is None else min(BEAT, ready - now))
         return None, []
 

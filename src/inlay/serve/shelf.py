@@ -197,6 +197,8 @@ class Shelf:
 
     def sweep(self) -> None:
         """Take what no request waits for any more off the host."""
+        if not self.retired:
+            return
         with self.lock:
             done = [model for model in self.retired if model.waiting == 0]
         for model in done:
