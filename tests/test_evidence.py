@@ -28,12 +28,12 @@ def tool():
 def test_tables_are_what_their_commands_print(page, tool):
     text = page.read_text(encoding="utf-8")
     assert tool.renewed(text) == text
-    assert len(tool.TABLE.findall(text)) == text.count("<!-- ")  # none is written so that it is not found
+    assert len(tool.BLOCK.findall(text)) == text.count("\n$ ")  # none is written so that it is not found
 
 
 @pytest.mark.parametrize("folder", EVIDENCE, ids=lambda folder: folder.name)
 def test_every_folder_of_records_is_on_a_page(folder):
-    assert any(f"evidence/{folder.name} " in page.read_text(encoding="utf-8") for page in PAGES)
+    assert any(f"\n$ inlay study table evidence/{folder.name}\n" in page.read_text(encoding="utf-8") for page in PAGES)
 
 
 @pytest.mark.parametrize("folder", EVIDENCE, ids=lambda folder: folder.name)
@@ -56,8 +56,9 @@ def test_a_study_of_records_is_one_that_ships(folder):
 
 
 def test_another_number_is_found(tool):
-    page = "<!-- inlay study table evidence/x -->\n```\nold 1.0\n```\n"
-    assert "new 2.0" in tool.renewed(page, lambda command: f"new 2.0 by {command}")
+    page = "```\n$ inlay study table evidence/x\nold 1.0\n```\n"
+    wanted = "```\n$ inlay study table evidence/x\nnew 2.0 by inlay study table evidence/x\n```\n"
+    assert tool.renewed(page, lambda command: f"new 2.0 by {command}") == wanted
     assert tool.renewed("no table") == "no table"
 
 
@@ -67,7 +68,7 @@ def test_runs_below_another_way(tool, monkeypatch):
         "h,50,a,logreg,0,done,70.0\nh,50,a,logreg,1,done,71.0\nh,50,a,single,0,done,67.5\nh,50,a,single,1,done,73.0\n"
         "h,50,b,single,0,done,10.0\nh,50,a,single,2,waiting,\n"
     )
-    monkeypatch.setattr(tool, "_told", lambda arguments: table)
-    head, line = tool.runs_below("x", "logreg").splitlines()
+    monkeypatch.setattr(tool, "_inlay", lambda *arguments: table)
+    head, line = tool.below("x", "logreg").splitlines()
     assert "below logreg" in head
     assert line.split() == ["single", "50", "2", "-0.2", "-2.5", "+2.0", "1"]

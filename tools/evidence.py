@@ -1,16 +1,17 @@
 """Tables of docs/evidence/ and of the README from the records under evidence/: no number of a table is typed by hand.
 
-    python tools/evidence.py            # write them anew
-    python tools/evidence.py --check    # exit with 1 where a page says something else than its records
+    python tools/evidence.py                             # write them anew
+    python tools/evidence.py --check                     # exit with 1 where a page says something else
+    python tools/evidence.py below evidence/few-labels logreg    # every run against another way with the same rows
+    python tools/evidence.py spent evidence/few-labels   # how long its runs took
+    python tools/evidence.py told evidence/demo          # what the demo says below its table
 
-A page names the command before the table that it prints:
+A page shows the command and what it printed, in one block:
 
-    <!-- inlay study table evidence/few-labels -->
     ```
+    $ inlay study table evidence/few-labels
     …
     ```
-
-`runs below evidence/few-labels logreg` is of this file: every single run against another way with the same rows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "evidence").glob("*.md"))]
-TABLE = re.compile(r"<!-- (inlay study (?:table|show) [^\n]+?|runs below [^\n]+?) -->\n```\n.*?```\n", re.DOTALL)
+BLOCK = re.compile(
+    r"^```\n\$ ((?:inlay study table|python tools/evidence\.py \w+) evidence/[^\n]+)\n.*?^```\n", re.M | re.S
+)
 FAR = 2.0
 """Points below that count."""
 
@@ -36,46 +39,62 @@ FAR = 2.0
 def printed(command: str) -> str:
     """What a command of a page prints, run in the project's folder."""
     words = [str(ROOT / word) if word.startswith("evidence/") else word for word in shlex.split(command)]
-    return runs_below(words[2], words[3]) if words[0] == "runs" else _told(words[1:])
+    return VERBS[words[2]](*words[3:]) if words[0] == "python" else _inlay(*words[1:])
 
 
-def _told(arguments: list[str]) -> str:
+def _inlay(*arguments: str) -> str:
     from inlay.cli import main
 
     with redirect_stdout(StringIO()) as told:
-        main(arguments)
+        main(list(arguments))
     return told.getvalue().strip("\n")
 
 
-def runs_below(folder: str, against: str) -> str:
+def below(folder: str, against: str) -> str:
     """Of each way and number of rows: how every run compares with the other way's of the same task, rows and seed."""
     scores: dict[str, dict[tuple[int, str, str], float]] = defaultdict(dict)
-    for row in csv.DictReader(_told(["study", "table", folder, "--format", "csv"]).splitlines()):
+    for row in csv.DictReader(_inlay("study", "table", folder, "--format", "csv").splitlines()):
         if row["state"] == "done":
             scores[row["way"]][int(row["rows"]), row["task"], row["seed"]] = float(row["score"])
+    base = scores.pop(against)
     lines = [f"{'way':12}  rows  runs   mean  lowest  highest  more than {FAR:.0f} points below {against}"]
     for way, found in scores.items():
-        for rows in sorted({key[0] for key in found}) if way != against else ():
-            gains = [
-                score - scores[against][key]
-                for key, score in found.items()
-                if key[0] == rows and key in scores[against]
-            ]
-            below = sum(gain < -FAR for gain in gains)
+        for rows in sorted({key[0] for key in found}):
+            gains = [score - base[key] for key, score in found.items() if key[0] == rows and key in base]
             if gains:
-                mean, lowest, highest = statistics.mean(gains), min(gains), max(gains)
-                lines.append(
-                    f"{way:12}  {rows:4}  {len(gains):4}  {mean:+5.1f}  {lowest:+6.1f}  {highest:+7.1f}  {below}"
-                )
+                spread = f"{statistics.mean(gains):+5.1f}  {min(gains):+6.1f}  {max(gains):+7.1f}"
+                lines.append(f"{way:12}  {rows:4}  {len(gains):4}  {spread}  {sum(gain < -FAR for gain in gains)}")
     return "\n".join(lines)
 
 
+def spent(folder: str) -> str:
+    """The time of all runs, one after the other, as each of them measured it."""
+    from inlay.studies.plan import view_of
+
+    results = view_of(Path(folder)).results.values()
+    minutes = sum(result.get("whole_seconds") or 0.0 for result in results) / 60
+    return f"{len(results)} runs, {minutes:.0f} minutes of one core"
+
+
+def told(folder: str) -> str:
+    from inlay.demo import conclusions
+    from inlay.studies.plan import view_of
+
+    return "\n".join(conclusions(view_of(Path(folder))))
+
+
+VERBS: dict[str, Callable[..., str]] = {"below": below, "spent": spent, "told": told}
+
+
 def renewed(page: str, say: Callable[[str], str] = printed) -> str:
-    """A page with every table as its command prints it."""
-    return TABLE.sub(lambda found: f"<!-- {found[1]} -->\n```\n{say(found[1])}\n```\n", page)
+    """A page with every block as its command prints it."""
+    return BLOCK.sub(lambda found: f"```\n$ {found[1]}\n{say(found[1])}\n```\n", page)
 
 
 def main(arguments: list[str]) -> int:
+    if arguments and arguments[0] in VERBS:
+        print(VERBS[arguments[0]](*arguments[1:]))
+        return 0
     stale = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

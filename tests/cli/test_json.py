@@ -111,3 +111,18 @@ def test_inspect_shows_what_a_fusion_listens_to(inlay_here, fused):
     at = next(i for i, line in enumerate(lines) if line.split() == ["it", "listens", "to", "a", "b"])
     assert [line.split()[0] for line in lines[at + 1 :]] == ["encoder.0.ffn", "encoder.1.ffn", "mean"]
     assert [float(cell) for cell in lines[-1].split()[1:]] == pytest.approx(list(wanted.overall().values()), abs=1e-4)
+
+
+def test_attention_on_the_first_rows_is_that_of_those_rows_alone(fused):
+    from inlay.runs.use import open_for_use
+    from inlay.training.evaluate import attention_on
+
+    opened = open_for_use(fused)
+    rows = opened.rows("validation")[1]
+    some, alone, every = (
+        attention_on(opened.host, opened.name, opened.codec.encode(given), at_most)
+        for given, at_most in ((rows, 3), (rows[:3], None), (rows, 1000))
+    )
+    for place in alone.mean:
+        assert some.by_member(place) == pytest.approx(alone.by_member(place))
+    assert any(some.by_member(place) != pytest.approx(every.by_member(place)) for place in alone.mean)

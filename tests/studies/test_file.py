@@ -133,6 +133,14 @@ def test_a_way_that_no_task_can_have(mistake, way, told):
     assert told in mistake(ways=FILE["ways"] | {"new": way})
 
 
+def test_fewer_rows_than_a_batch_are_one_batch_where_nothing_names_its_size(here):
+    few = {"rows": [8], "settings": {"epochs": 1}, "ways": {"one": {}}, "against": None}
+    assert Plan.of(study_in(here, **few)).drafts
+    for said in ({"recipe": "default"}, {"batch_size": 16}):
+        with pytest.raises(InlayError, match="8 training rows are fewer than a batch of"):
+            Plan.of(study_in(here, **few | {"ways": {"one": said}}))
+
+
 def test_rows_and_hosts_that_are_not_there(mistake, here):
     told = mistake("run", hosts={"bert": str(here / "nowhere")}, data_dir=str(here / "none"))
     assert "nowhere" in told

@@ -47,11 +47,7 @@ def run_demo(
     found, report = tables(view), write_page(view)
     seconds = time.monotonic() - began
     say("\n" + as_text(found, view))
-    for target, shares in listened(view).items():
-        told = ", ".join(f"{name} {share:.2f}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
-        say(f"\nthe {target} fusion listens to: {told}")
-    for line in verdicts(view):
-        say(f"\n{line}")
+    say("\n" + "\n".join(conclusions(view)))
     say(f"\nreport: {report}   ({seconds:.0f} s)")
     return {"report": str(report), "seconds": seconds, "table": as_facts(found, view)}
 
@@ -64,6 +60,15 @@ def demo_study(data_dir: Path | None, seeds: int) -> Study:
         data_dir.absolute() if data_dir is not None else write_corpora(rows_folder(), cache_folder() / "demo" / "rows")
     )
     return read_study(name, hosts=hosts, data_dir=rows).model_copy(update={"seeds": tuple(range(seeds))})
+
+
+def conclusions(view: View) -> list[str]:
+    """What stands below the table: what each fusion listens to, and whether it is the best."""
+    lines = []
+    for target, shares in listened(view).items():
+        told = ", ".join(f"{name} {share:.2f}" for name, share in sorted(shares.items(), key=lambda item: -item[1]))
+        lines.append(f"the {target} fusion listens to: {told}")
+    return lines + verdicts(view)
 
 
 def verdicts(view: View) -> list[str]:

@@ -134,6 +134,12 @@ def named_values(pairs: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def as_few(settings: Settings) -> Settings:
+    """The settings where training rows are few: what was said, and the rest by the recipe for it."""
+    said = settings.model_dump(include=settings.model_fields_set)
+    return Settings(**said | {"recipe": FEW_LABELS, "host": settings.host, "out": settings.out})
+
+
 # what nothing uses
 
 
@@ -148,12 +154,6 @@ OF_SAMPLING = ("top_k", "top_p", "sampling_seed")
 def unused(settings: Settings) -> list[str]:
     """A sentence for each setting that was given and that nothing in this job uses."""
     return list(useless(settings).values())
-
-
-def as_few(settings: Settings) -> Settings:
-    """The settings where training rows are few: what was said, and the rest by the recipe for it."""
-    said = settings.model_dump(include=settings.model_fields_set)
-    return Settings(**said | {"recipe": FEW_LABELS, "host": settings.host, "out": settings.out})
 
 
 def unused_here(settings: Settings, kind: str, form: str, decoder: bool = False) -> list[str]:

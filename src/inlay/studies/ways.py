@@ -86,7 +86,8 @@ class Draft:
             problems.append(
                 "the validation rows would choose and judge at once. Give a test_file, or splits: held_out."
             )
-        if self.work == "train" and settings.rows is not None and settings.rows < settings.batch_size:
+        fits = self.may_be_few() and "batch_size" not in self.settings  # few rows are one batch
+        if self.work == "train" and not fits and settings.rows is not None and settings.rows < settings.batch_size:
             problems.append(f"{settings.rows} training rows are fewer than a batch of {settings.batch_size}.")
         if self.settings["mode"] == "fusion" and len(self.members) < 2:
             problems.append(f"a fusion needs at least two members, here it has {len(self.members)}.")

@@ -10,7 +10,8 @@ mean the same on every host: it is that of features of length 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,21 +61,18 @@ def fit_head(
     if codec.form != "labels" or layer is None or not layer.weight.requires_grad:
         return False
     reached = _what_reaches(host, layer, codec, split)
-    choosing = validation is not None and validation.examples and codec.task.kind in ONE_ANSWER
-    seen = _what_reaches(host, layer, codec, validation) if choosing and validation is not None else []
-    best: tuple[float, Tensor, Tensor] | None = None
-    for strength in CHOICES if seen else (C,):
-        weight, bias = _fitted(layer, codec, reached, strength)
-        if not (weight.isfinite().all() and bias.isfinite().all()):
-            continue
-        value = _value(codec, validation, seen, weight, bias) if seen and validation is not None else 0.0
-        if best is None or value > best[0]:
-            best = value, weight, bias
-    if best is None:
+    asked = validation if codec.task.kind in ONE_ANSWER and validation is not None and validation.examples else None
+    tried = [_fitted(layer, codec, reached, strength) for strength in (CHOICES if asked is not None else (C,))]
+    sound = [(weight, bias) for weight, bias in tried if weight.isfinite().all() and bias.isfinite().all()]
+    if not sound:
         return False
+    best = sound[0]
+    if asked is not None:
+        seen = _what_reaches(host, layer, codec, asked)
+        best = max(sound, key=lambda found: _value(codec, asked, seen, *found))
     with torch.no_grad():
-        layer.weight.copy_(best[1])
-        layer.bias.copy_(best[2])
+        layer.weight.copy_(best[0])
+        layer.bias.copy_(best[1])
     return True
 
 
@@ -118,24 +116,32 @@ def last_layer(host: PreTrainedModel) -> nn.Linear | None:
     return found[1] if found is not None and found[1].bias is not None else None
 
 
+@contextmanager
+def reaching(layer: nn.Linear) -> Iterator[list[Tensor]]:
+    """What the layer is given, pass by pass."""
+    seen: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
 @torch.no_grad()
 def _what_reaches(host: PreTrainedModel, layer: nn.Linear, codec: Codec, split: EncodedSplit) -> list[_Reached]:
     """Every batch of rows, without dropout."""
-    found, seen, training = [], list[Tensor](), host.training
+    found, training = [], host.training
     host.eval()
-    hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     try:
         for rows in reading_batches(split.features.lengths, BATCH):
             batch: dict[str, Any] = {
                 name: tensor.to(host.device) for name, tensor in split.features.collate(rows).items()
             }
             labels, there = batch.pop("labels"), batch.get("there")
-            scores(host, batch, codec)
-            found.append(
-                _Reached(rows, seen.pop().double().cpu(), labels.cpu(), None if there is None else there.cpu())
-            )
-            seen.clear()
+            with reaching(layer) as seen:
+                scores(host, batch, codec)
+            x = seen[-1].double().cpu()
+            found.append(_Reached(rows, x, labels.cpu(), None if there is None else there.cpu()))
     finally:
-        hook.remove()
         host.train(training)
     return found

@@ -15,9 +15,9 @@ from inlay.compose.fuse import penalty
 from inlay.host.verbs import inlays_of
 from inlay.training.codec import Codec
 from inlay.training.evaluate import by_choice, scores
-from inlay.training.head_first import last_layer
+from inlay.training.head_first import last_layer, reaching
 from inlay.training.label_words import at_masks
-from inlay.training.pairs import pair_loss, reaching
+from inlay.training.pairs import pair_loss
 from inlay.training.recipe import Recipe
 
 

@@ -8,9 +8,6 @@ and nothing is left to learn from; sixteen rows have 120 pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
@@ -24,14 +21,3 @@ def pair_loss(features: Tensor, labels: Tensor) -> Tensor:
     apart = (~same).float()
     near = ((1 - cosines).square() * alike).sum() / alike.sum().clamp(min=1)
     return near + (cosines.square() * apart).sum() / apart.sum().clamp(min=1)
-
-
-@contextmanager
-def reaching(layer: nn.Linear) -> Iterator[list[Tensor]]:
-    """What the layer is given, pass by pass."""
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    try:
-        yield seen
-    finally:
-        hook.remove()
