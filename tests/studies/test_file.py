@@ -124,6 +124,8 @@ def test_ways_that_need_each_other(mistake):
         ({"batch_size": 64}, "32 training rows are fewer than a batch of 64"),
         ({"kind": "embeddings", "lr": 1e-3}, "no use for lr"),
         ({"kind": "embeddings", "grid": {"lr": [1]}}, "C alone"),
+        ({"kind": "setfit", "pairs": 1.0}, "SetFit's own are lr, epochs, batch_size"),
+        ({"kind": "setfit", "grid": {"C": [1]}}, "no setting 'C'"),
         ({"seed": 3}, "seed is what the study itself says"),
         ({"grid": {"lr": []}}, "nothing to choose from"),
         ({"lr": -1}, "greater than 0"),

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+import warnings
 
 import pytest
 import yaml
@@ -178,3 +180,71 @@ def test_text_is_learned_and_judged_in_a_study(tmp_path):
     for result in view.results.values():
         assert len(result["points"]) == 6
         assert "w1 is french" not in json.dumps(result)
+
+
+def test_sources_of_several_ways_are_tried_and_the_best_by_validation_rows_is_taken(here, tmp_path):
+    ways = {
+        "long": {"tasks": ["a"], "seeds": [0], "options": {"size": 4}, "epochs": 2, "show": False},
+        "short": {"tasks": ["b"], "seeds": [0], "options": {"size": 4}, "show": False},
+        "next": {
+            "kind": "sequential",
+            "tasks": ["c"],
+            "from": [{"way": "long", "tasks": ["a"]}, {"way": "short", "tasks": ["b"]}],
+        },
+    }
+    view, _ = run_here(study_in(here, ways=ways, against=None, seeds=[0]), tmp_path / "out")
+    assert not view.failures, next(iter(view.failures.values())).error
+    (tried,) = (cells for slot, cells in view.cells.items() if slot.way == "next")
+    assert [cell.draft.point["from"] for cell in tried] == ["a", "b"]
+    begun = {cell.draft.point["from"]: cell.start for cell in tried}
+    assert begun == {slot.task: cell.name for slot, cell in view.filled.items() if slot.way in ("long", "short")}
+    best = max(tried, key=lambda cell: view.results[cell.name]["selected"])
+    assert next(cell for slot, cell in view.filled.items() if slot.way == "next").name == best.name
+
+
+def test_setfit_answers_as_when_its_library_is_used_by_hand(here, tmp_path):
+    """The rows, the seed and the settings that a user of SetFit would give it, and the same answers."""
+    setfit = pytest.importorskip("setfit", reason="pip install 'inlay[setfit]'")
+    import datasets
+    from sentence_transformers import SentenceTransformer
+    from sklearn.linear_model import LogisticRegression
+
+    from inlay.data import prepare
+    from inlay.runs.settings import Settings
+
+    ways = {"setfit": {"kind": "setfit", "tasks": ["a"], "lr": 2e-3, "grid": {"epochs": [1, 2]}}}
+    study = study_in(here, ways=ways, against=None, rows=[12], seeds=[3], settings={"max_length": 16, "epochs": 7})
+    view, _ = run_here(study, tmp_path / "out")
+    assert not view.failures, next(iter(view.failures.values())).error
+    assert len(view.results) == 2  # the grid
+    (cell,) = view.filled.values()
+    result = view.results[cell.name]
+    assert result["identity"]["more"].keys() == {"lr", "epochs", "batch_size"}
+    assert result["trained_parameters"] > result["host_parameters"]
+    assert "setfit" in result["versions"]
+
+    settings = Settings(
+        host=str(here / "bert"), out=tmp_path, task="a", data_dir=here / "data", rows=12, rows_seed=3, splits="held_out"
+    )
+    prepared = prepare(settings)
+    body = SentenceTransformer(str(here / "bert"))
+    body.max_seq_length = 16
+    model = setfit.SetFitModel(model_body=body, model_head=LogisticRegression(max_iter=1000))
+    asked = setfit.TrainingArguments(
+        output_dir=str(tmp_path / "s"), seed=3, body_learning_rate=2e-3, num_epochs=cell.draft.point["epochs"],
+        save_strategy="no", report_to="none",
+    )  # fmt: skip
+    rows = datasets.Dataset.from_list([{"text": e.texts[0][0], "label": e.target} for e in prepared.train])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        setfit.Trainer(model=model, args=asked, train_dataset=rows).train()
+    answers = model.predict([e.texts[0][0] for e in prepared.test], as_numpy=True)
+    assert result["said"] == "".join(str(label) for label in answers)
+
+
+def test_what_setfit_cannot_do_is_told(here, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "setfit", None)
+    study = study_in(here, ways={"setfit": {"kind": "setfit", "tasks": ["a"]}}, against=None, seeds=[0])
+    view, _ = run_here(study, tmp_path / "out")
+    (failure,) = view.failures.values()
+    assert "pip install 'inlay[setfit]'" in failure.error

@@ -31,9 +31,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Fitted:
-    """The best regression on the validation rows."""
+    """What was fitted, and what it said."""
 
-    C: float
     said: list[int] | list[float]
     """About the judged rows."""
     validation: dict[str, float]
@@ -41,6 +40,7 @@ class Fitted:
     host_parameters: int
     seconds: float
     max_length: int
+    C: float | None = None
 
 
 def fit(host_name: str, prepared: Prepared, strengths: Sequence[float], max_length: int) -> Fitted:
@@ -70,7 +70,7 @@ def fit(host_name: str, prepared: Prepared, strengths: Sequence[float], max_leng
             size = int(np.size(model.coef_) + np.size(model.intercept_))
             said = _said(task, model, judged, prepared.split(prepared.judge))
             parameters = sum(p.numel() for p in embed.host.parameters())
-            best = value, Fitted(strength, said, seen, size, parameters, 0.0, embed.max_length)
+            best = value, Fitted(said, seen, size, parameters, 0.0, embed.max_length, strength)
     assert best is not None
     return Fitted(**vars(best[1]) | {"seconds": round(time.monotonic() - began, 3)})
 

@@ -93,6 +93,8 @@ class Costs:
         train = {"full": 6.0, "mt-a": 6.0, "head": 2.0}.get(settings["mode"], 4.0) * (len(draft.members) / 8 + 1)
         if draft.work == "embeddings":
             train = 2.0
+        if draft.work == "setfit":  # about as many pairs of texts as rows squared
+            epochs, train, rows = draft.more["epochs"], 6.0, int(1.2 * rows * rows)
         if draft.work == "part":
             return 0.1
         rows *= len(settings.get("tasks", ("one",)))

@@ -35,7 +35,7 @@ from inlay.runs.yaml_text import read_yaml
 ALL = "all"
 """Every training row, every task."""
 Rows = int | Literal["all"]
-Kind = Literal["inlay", "head", "full", "fusion", "sequential", "joint", "embeddings", "routing"]
+Kind = Literal["inlay", "head", "full", "fusion", "sequential", "joint", "embeddings", "setfit", "routing"]
 DECIDED = ("host", "out", "task", "mode", "members", "start", "from", "rows", "seed", "name", "trackers", "threads")
 """Settings that the study itself says."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,47}")
@@ -57,7 +57,7 @@ class Way(Config):
 
     kind: Kind = "inlay"
     """inlay, head, full, fusion, sequential, joint (of all its tasks), embeddings (a logistic regression),
-    routing (of a mixture)."""
+    setfit (by its own library), routing (of a mixture)."""
     title: str | None = None
     """What tables call it; by default its name."""
     show: bool = True
@@ -72,8 +72,8 @@ class Way(Config):
     """Settings to choose from by the validation rows; options.reduction reads inside options."""
     members: tuple[Member, ...] = ()
     """Kind fusion: what is fused, the target's own last."""
-    start: Member | None = None
-    """Kind sequential: what it starts from (`from` in the file); the best one by the validation rows."""
+    start: tuple[Member, ...] = ()
+    """Kind sequential: what it starts from (`from` in the file), one or several; the best by validation rows."""
     joint: Literal["mt-a", "inlay", "full", "head"] | None = None
     """Kind joint: what is trained: mt-a (the default: the host, and an inlay for each task), inlay, full or head."""
     of: str | None = None
@@ -99,6 +99,11 @@ class Way(Config):
         other = {name: value for name, value in said.items() if name not in cls.model_fields}
         return own | {"settings": own.get("settings", {}) | other}
 
+    @field_validator("start", mode="before")
+    @classmethod
+    def _one_start_is_a_list(cls, given: Any) -> Any:
+        return () if given is None else given if isinstance(given, list | tuple) else [given]
+
     @field_validator("tasks", "rows", "seeds", mode="before")
     @classmethod
     def _one_is_a_list(cls, given: Any) -> Any:
@@ -107,7 +112,8 @@ class Way(Config):
     def needs(self) -> list[str]:
         """The ways that this one is made of."""
         found = [member.way for member in self.members]
-        return found + [way for way in (self.start.way if self.start else None, self.of) if way is not None]
+        found += [member.way for member in self.start]
+        return found + ([self.of] if self.of is not None else [])
 
 
 class Study(Config):
@@ -244,7 +250,7 @@ def _names(study: Study) -> list[str]:
     found += [f"group {name!r} has the name of a task." for name in study.groups if name in study.tasks]
     asked: list[tuple[str, str]] = [(f"group {g!r}", t) for g, members in study.groups.items() for t in members]
     for name, way in ways.items():
-        for named in (way.tasks, *(m.tasks for m in way.members), way.start.tasks if way.start else None):
+        for named in (way.tasks, *(m.tasks for m in (*way.members, *way.start))):
             asked += [(f"way {name!r}", t) for t in ([named] if isinstance(named, str) else named or ())]
         found += [
             f"way {name!r}: no way {other!r}.{nearest(other, ways)}" for other in way.needs() if other not in ways
@@ -300,7 +306,7 @@ def _stages(study: Study) -> list[str]:
 
 def _way(study: Study, name: str) -> list[str]:
     """What one way lacks, and what it has that its kind does not use."""
-    from inlay.studies.ways import drafts, slots_of  # which read files like this one
+    from inlay.studies.ways import USUAL, drafts, slots_of  # which read files like this one
 
     way, where = study.ways[name], f"way {name!r} (kind {study.ways[name].kind})"
     wanted = {"fusion": "members", "sequential": "start", "routing": "of"}
@@ -323,6 +329,8 @@ def _way(study: Study, name: str) -> list[str]:
     ]
     if way.kind == "embeddings" and set(way.grid) - {"C"}:
         found.append(f"{where}: its grid can have C alone, the inverse strength of the regression's penalty.")
+    if way.kind == "setfit" and (unknown := {*way.settings, *way.grid} - {"recipe", *USUAL}):
+        found.append(f"{where} has no use for {', '.join(sorted(unknown))}: SetFit's own are {', '.join(USUAL)}.")
     if way.kind in ("embeddings", "routing") and (unused := set(way.settings) - {"recipe"}):
         found.append(f"{where} does not train the host, so it has no use for {', '.join(sorted(unused))}.")
     if found:

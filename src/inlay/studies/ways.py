@@ -19,7 +19,7 @@ from inlay.runs.joint_settings import OF_ONE_TASK, OWN, JointSettings, settings_
 from inlay.runs.settings import FEW, Settings, as_few, unused
 from inlay.studies.file import Member, Study, Way
 
-Work = Literal["train", "joint", "part", "embeddings", "route"]
+Work = Literal["train", "joint", "part", "embeddings", "setfit", "route"]
 JOINT = "(joint)"
 """Stands for the task in the slot of a joint training; each task of it is a slot of its own, filled from that one."""
 PATHS = ("data_dir", "train_file", "validation_file", "test_file")
@@ -27,6 +27,8 @@ PATHS = ("data_dir", "train_file", "validation_file", "test_file")
 NOT_DECIDING = {"out", "host", "recipe", "threads", "trackers", "members", "start", "name", *PATHS}
 """Settings that do not decide a result, or that stand in the identity in another form."""
 DEFAULT_C = (0.01, 0.1, 1.0, 10.0, 100.0)
+USUAL = {"lr": 2e-5, "epochs": 1, "batch_size": 16}
+"""What SetFit does where a way says nothing; what a study says of its trainings is not for it."""
 
 
 @dataclass(frozen=True, order=True)
@@ -142,9 +144,8 @@ def _fusion(study: Study, way: Way, slot: Slot) -> list[Draft]:
 
 
 def _sequential(study: Study, way: Way, slot: Slot) -> list[Draft]:
-    assert way.start is not None
     found = []
-    for start in _others(study, slot, way.start):
+    for start in (other for member in way.start for other in _others(study, slot, member)):
         for draft in _trained("inlay")(study, way, slot):
             found.append(replace(draft, start=start, point={"from": start.task, **draft.point}))
     if not found:
@@ -154,6 +155,21 @@ def _sequential(study: Study, way: Way, slot: Slot) -> list[Draft]:
 
 def _embeddings(study: Study, way: Way, slot: Slot) -> list[Draft]:
     """One cell tries every C on the same embeddings."""
+    said = _of_rows(study, way, slot)
+    return [Draft(slot, "embeddings", said, more={"C": list(map(float, way.grid.get("C", DEFAULT_C)))})]
+
+
+def _setfit(study: Study, way: Way, slot: Slot) -> list[Draft]:
+    said, found = _of_rows(study, way, slot), []
+    for values in product(*way.grid.values()):
+        point = dict(zip(way.grid, values, strict=True))
+        own = {name: value for name, value in (way.settings | point).items() if name in USUAL}
+        found.append(Draft(slot, "setfit", said, point, more=USUAL | own))
+    return found
+
+
+def _of_rows(study: Study, way: Way, slot: Slot) -> dict[str, Any]:
+    """What is said of the rows, for ways that do not train as `inlay train` does."""
     ((settings, _),) = _points(study, way.model_copy(update={"grid": {}}), slot, "head")
     kept = (
         "recipe",
@@ -169,8 +185,7 @@ def _embeddings(study: Study, way: Way, slot: Slot) -> list[Draft]:
         "eval_rows",
         *DATA,
     )
-    said = {name: value for name, value in settings.items() if name in kept}
-    return [Draft(slot, "embeddings", said, more={"C": list(map(float, way.grid.get("C", DEFAULT_C)))})]
+    return {name: value for name, value in settings.items() if name in kept}
 
 
 def _routing(study: Study, way: Way, slot: Slot) -> list[Draft]:
@@ -215,6 +230,7 @@ KINDS: dict[str, Callable[[Study, Way, Slot], list[Draft]]] = {
     "sequential": _sequential,
     "joint": _joint,
     "embeddings": _embeddings,
+    "setfit": _setfit,
     "routing": _routing,
 }
 DATA = (

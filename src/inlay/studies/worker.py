@@ -3,7 +3,7 @@
 A description is plain data, so that it can be sent anywhere:
 
     folder, cell       the study's folder and the cell's name
-    work               train, joint, part, embeddings or route
+    work               train, joint, part, embeddings, setfit or route
     settings           as `inlay train` has them, the host's place among them
     members, start, of the names of the cells that it needs
     identity           all that decides its name
@@ -253,20 +253,50 @@ def _short(value: float | None) -> float | None:
 
 
 def _embeddings(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
-    from inlay.data import prepare
-    from inlay.data.metrics import score
-    from inlay.runs.folder import versions
-    from inlay.runs.settings import Settings
-    from inlay.runs.train import few_to_validate, peak_megabytes
-    from inlay.studies.answers import judged_facts
     from inlay.studies.baseline import fit
+
+    settings, prepared = _rows_for(folder, name, cell)
+    found = fit(settings.host, prepared, cell["more"]["C"], settings.max_length)
+    return _of_fitted(settings, prepared, found) | {
+        "point": {"C": found.C},
+        "stored_bytes": 4 * found.trained_parameters,
+    }
+
+
+def _setfit(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+    from importlib.metadata import version
+
+    from inlay.studies.contrastive import fit
+
+    settings, prepared = _rows_for(folder, name, cell)
+    found = fit(settings.host, prepared, settings.max_length, settings.seed, cell["more"])
+    result = _of_fitted(settings, prepared, found)
+    return result | {
+        "stored_bytes": 4 * found.trained_parameters,
+        "versions": result["versions"] | {"setfit": version("setfit")},
+    }
+
+
+def _rows_for(folder: StudyFolder, name: str, cell: Description) -> tuple[Any, Any]:
+    """Settings and rows of a cell that does not train as `inlay train` does."""
+    from inlay.data import prepare
+    from inlay.runs.settings import Settings
+    from inlay.runs.train import few_to_validate
     from inlay.training.threads import use_threads
 
     settings = Settings(**dict(cell["settings"]) | {"out": folder.cell(name)})
     use_threads(1)
     prepared = few_to_validate(prepare(settings), settings.eval_rows)
     check_apart(prepared)
-    found = fit(settings.host, prepared, cell["more"]["C"], settings.max_length)
+    return settings, prepared
+
+
+def _of_fitted(settings: Any, prepared: Any, found: Any) -> Result:
+    from inlay.data.metrics import score
+    from inlay.runs.folder import versions
+    from inlay.runs.train import peak_megabytes
+    from inlay.studies.answers import judged_facts
+
     task, examples = prepared.task, prepared.split(prepared.judge)
     scores = score(task, [e.target for e in examples], found.said, [e.group for e in examples])
     return judged_facts(task, examples, found.said) | {
@@ -276,10 +306,8 @@ def _embeddings(folder: StudyFolder, name: str, cell: Description, watch: Any) -
         "scores": scores,
         "validation": found.validation,
         "selected": settings.selected(found.validation)[1] if found.validation else None,
-        "point": {"C": found.C},
         "trained_parameters": found.trained_parameters,
         "host_parameters": found.host_parameters,
-        "stored_bytes": 4 * found.trained_parameters,
         "seconds": found.seconds,
         "peak_megabytes": peak_megabytes(),
         "notes": list(prepared.notes),
@@ -330,6 +358,7 @@ WORK: dict[str, Callable[[StudyFolder, str, Description, Any], Result]] = {
     "joint": _joint,
     "part": _part,
     "embeddings": _embeddings,
+    "setfit": _setfit,
     "route": _route,
 }
 
