@@ -2,6 +2,7 @@
 
 import errno
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -107,6 +108,16 @@ def test_ways_that_need_each_other(mistake):
         "two": {"kind": "fusion", "members": [{"way": "one"}, {"way": "one", "tasks": "targets"}]},
     }
     assert "one → two → one need each other in a circle" in mistake(ways=ways, against=None)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_fusions_that_ship_have_one_member_of_the_target_and_no_more(name):
+    """A member that learned the target from other rows would be a fusion's secret."""
+    study = read_study(name, data_dir=Path("rows"))
+    for way in (name for name, way in study.ways.items() if way.kind == "fusion"):
+        for slot in slots_of(study, way):
+            own = [member for draft in drafts(study, slot)[:1] for member in draft.members if member.task == slot.task]
+            assert [member.rows for member in own] == [slot.rows], str(slot)
 
 
 @pytest.mark.parametrize(

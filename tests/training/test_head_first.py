@@ -17,7 +17,7 @@ from inlay.errors import ConfigError
 from inlay.runs.settings import FEW, Settings
 from inlay.runs.train import get_ready, train_run
 from inlay.training.evaluate import ask, loss_on, scores
-from inlay.training.head_first import CHOICES, C, fit_head
+from inlay.training.head_first import CHOICES, C, fit_head, last_layer
 from inlay.training.interrupt import Interrupted
 from inlay.training.loop import TrainingLoop
 from inlay.training.progress import Silent
@@ -82,6 +82,32 @@ def test_every_kind_has_less_loss_and_nothing_but_the_last_layer_moves(small, ki
     assert len(moved) == 2
     assert torch.equal(drawn, torch.random.get_rng_state())
     assert bench.host.training
+
+
+def test_uneven_labels_do_not_choose_a_head_that_says_one_of_them_for_all(small):
+    """Of labels that texts say nothing about, the strongest held head says the usual one and scores best of all."""
+    bench = opened(small, TASKS["classification"])
+    codec, examples = bench.codec(32), some("classification", 80)
+    for i, example in enumerate(examples):
+        object.__setattr__(example, "target", int(i % 5 == 0))
+    train, validation = codec.encode(examples[:40]), codec.encode(examples[40:])
+    x, y = features_of(bench, train), [example.target for example in train.examples]
+    held = LogisticRegression(C=2 * CHOICES[0] / float((x**2).sum(1).mean()), max_iter=10_000).fit(x, y)
+    assert set(held.predict(features_of(bench, validation))) == {0}  # right in 4 of 5
+    assert fit_head(bench.host, codec, train, validation)
+    assert {answer.prediction for answer in ask(bench.host, codec, validation)} == {0, 1}
+
+
+def test_where_no_head_tells_rows_apart_it_is_held_as_usual(small):
+    bench = opened(small, TASKS["classification"])
+    codec, examples = bench.codec(32), some("classification", 20)
+    for example in examples[:10]:
+        object.__setattr__(example, "target", 1)
+    train = codec.encode(examples[:10])
+    assert fit_head(bench.host, codec, train, codec.encode(examples[10:]))
+    chosen = last_layer(bench.host).weight.clone()
+    assert fit_head(bench.host, codec, train)
+    assert torch.equal(chosen, last_layer(bench.host).weight)
 
 
 def test_hosts_without_a_head_of_their_own_have_nothing_to_fit(small):

@@ -17,6 +17,8 @@ from inlay.storage.files import digest
 
 CODE = 2
 """Goes up when Inlay's code would give other results from the same settings."""
+HEAD_FIRST = 2
+"""The same for runs that fit their head first."""
 HOST_FILES = (".json", ".safetensors", ".bin", ".model", ".txt")
 """Endings of the files that a host is read from."""
 SPLITS = ("train", "validation", "test", "mismatched")

@@ -18,6 +18,7 @@ from inlay.errors import ConfigError
 from inlay.runs.joint_settings import OF_ONE_TASK, OWN, JointSettings, settings_from
 from inlay.runs.settings import FEW, Settings, as_few, unused
 from inlay.studies.file import Member, Study, Way
+from inlay.studies.identity import HEAD_FIRST
 
 Work = Literal["train", "joint", "part", "embeddings", "setfit", "route"]
 JOINT = "(joint)"
@@ -331,11 +332,16 @@ def _deciding(frozen: Any) -> dict[str, Any]:
     found = settings.model_dump(mode="json", exclude_defaults=True, exclude=NOT_DECIDING)
     if isinstance(settings, JointSettings):
         found["tasks"] = {task: {n: v for n, v in own.items() if n not in PATHS} for task, own in found["tasks"]}
-    return found
+    return _of_this_code(found)
 
 
 @cache
 def _deciding_few(frozen: Any) -> dict[str, Any]:
     """The same by the recipe for few rows. A setting that is said as its default differs from one that is not said."""
     settings = as_few(settings_from({"host": "host", "out": Path("unnamed")} | _thawed(frozen)))
-    return settings.model_dump(mode="json", exclude_defaults=True, exclude=NOT_DECIDING | {"seed"})
+    return _of_this_code(settings.model_dump(mode="json", exclude_defaults=True, exclude=NOT_DECIDING | {"seed"}))
+
+
+def _of_this_code(found: dict[str, Any]) -> dict[str, Any]:
+    """With the number of what `head_first` does here, where it is on."""
+    return found | ({"head_first": HEAD_FIRST} if found.get("head_first") else {})

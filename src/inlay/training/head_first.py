@@ -55,7 +55,8 @@ def fit_head(
 ) -> bool:  # fmt: skip
     """Fit the active setup's own head to labelled rows. False where there is none, or it does not train.
 
-    validation: rows that choose C, by the task's main metric; of equally good ones the smallest.
+    validation: rows that choose C, by the task's main metric; of equally good ones the smallest. A head that
+    gives all of them one label is not chosen, though it may score best where labels are uneven: nothing learns through it.
     """
     layer = last_layer(host)
     if codec.form != "labels" or layer is None or not layer.weight.requires_grad:
@@ -69,7 +70,10 @@ def fit_head(
     best = sound[0]
     if asked is not None:
         seen = _what_reaches(host, layer, codec, asked)
-        best = max(sound, key=lambda found: _value(codec, asked, seen, *found))
+        answers = [_answers(codec, asked, seen, *found) for found in sound]
+        telling = [i for i, said in enumerate(answers) if codec.task.kind != "classification" or _tells(said)]
+        usual = min(len(sound) - 1, CHOICES.index(C))
+        best = sound[max(telling, key=lambda i: _value(codec, asked, answers[i]), default=usual)]
     with torch.no_grad():
         layer.weight.copy_(best[0])
         layer.bias.copy_(best[1])
@@ -96,12 +100,24 @@ def _fitted(layer: nn.Linear, codec: Codec, reached: Sequence[_Reached], strengt
     return weight.detach(), bias.detach()
 
 
-def _value(codec: Codec, split: EncodedSplit, seen: Sequence[_Reached], weight: Tensor, bias: Tensor) -> float:
-    """The main metric of rows that have been read."""
+def _answers(
+    codec: Codec, split: EncodedSplit, seen: Sequence[_Reached], weight: Tensor, bias: Tensor
+) -> list[Answer]:  # fmt: skip
+    """What a head says of rows that have been read."""
     found: dict[int, Answer] = {}
     for part in seen:
         found |= zip(part.rows, codec.answers(part.logits(weight, bias).float(), split, part.rows), strict=True)
-    value = codec.measure(split, [found[row] for row in range(len(split.examples))])[codec.task.main]
+    return [found[row] for row in range(len(split.examples))]
+
+
+def _tells(answers: Sequence[Answer]) -> bool:
+    """Whether rows are told apart."""
+    return len({answer.prediction for answer in answers}) > 1
+
+
+def _value(codec: Codec, split: EncodedSplit, answers: Sequence[Answer]) -> float:
+    """The main metric."""
+    value = codec.measure(split, answers)[codec.task.main]
     return value if math.isfinite(value) else -math.inf
 
 
