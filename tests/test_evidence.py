@@ -6,8 +6,12 @@ import importlib.util
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from inlay.studies.file import Way, read_study
+from inlay.studies.ways import Slot
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = sorted(folder for folder in (ROOT / "evidence").iterdir() if folder.is_dir())
@@ -50,9 +54,15 @@ def test_records_have_no_rows_and_no_places(folder):
 
 @pytest.mark.parametrize("folder", EVIDENCE, ids=lambda folder: folder.name)
 def test_a_study_of_records_is_one_that_ships(folder):
+    """Or a part of it: fewer ways, seeds and rows, and nothing else."""
     study = json.loads((folder / "study.json").read_text(encoding="utf-8"))["study"]
     assert study["name"] == folder.name
-    assert (ROOT / "src" / "inlay" / "recipes" / "studies" / f"{folder.name}.yaml").is_file()
+    ships = read_study(folder.name, data_dir=Path("rows"))
+    for name, said in study["ways"].items():
+        found = Way.model_validate(said).model_dump(exclude={"seeds", "rows"})
+        assert found == ships.ways[name].model_dump(exclude={"seeds", "rows"}), name
+    assert study["settings"] == ships.settings
+    assert study["tasks"] == {name: dict(said) for name, said in ships.tasks.items()}
 
 
 def test_another_number_is_found(tool):
@@ -72,3 +82,35 @@ def test_runs_below_another_way(tool, monkeypatch):
     head, line = tool.below("x", "logreg").splitlines()
     assert "below logreg" in head
     assert line.split() == ["single", "50", "2", "-0.2", "-2.5", "+2.0", "1"]
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Records of two ways, one of which stayed as it began in one of two runs."""
+    costs = [{"flops_per_row": 4e9, "bytes_per_row": 2**21, "fixed_bytes": 2**22}] * 2
+    costs += [{"flops_per_row": 1e9, "bytes_per_row": 2**20, "fixed_bytes": 2**20}] * 2
+    names = [("full", 0), ("full", 1), ("inlay", 0), ("inlay", 1)]
+    results = {
+        f"{way}{seed}": {
+            "costs": cost,
+            "seconds": 10.0 + 2 * seed,
+            "best_step": 0 if (way, seed) == ("inlay", 1) else 9,
+        }
+        for (way, seed), cost in zip(names, costs, strict=True)
+    }
+    slots = [Slot("h", "a", way, 50, seed) for way, seed in names]
+    filled = {slot: SimpleNamespace(name=f"{slot.way}{slot.seed}") for slot in slots}
+    ways = {"full": SimpleNamespace(show=True), "inlay": SimpleNamespace(show=True)}
+    view = SimpleNamespace(filled=filled, results=results, plan=SimpleNamespace(study=SimpleNamespace(ways=ways)))
+    monkeypatch.setattr("inlay.studies.plan.view_of", lambda folder: view)
+
+
+def test_what_a_step_costs(tool, seen):
+    _, full, inlay = tool.step("x", "full").splitlines()
+    assert full.split() == ["full", "4.0", "(1.00)", "2.0", "(1.00)", "4", "(1.00)", "11.0"]
+    assert inlay.split() == ["inlay", "1.0", "(0.25)", "1.0", "(0.50)", "1", "(0.25)", "11.0"]
+
+
+def test_runs_that_ended_as_they_began(tool, seen):
+    _, full, inlay = tool.unmoved("x").splitlines()
+    assert (full.split(), inlay.split()) == (["full", "50", "2", "0"], ["inlay", "50", "2", "1"])

@@ -5,6 +5,8 @@
     python tools/evidence.py below evidence/few-labels logreg    # every run against another way with the same rows
     python tools/evidence.py spent evidence/few-labels   # how long its runs took
     python tools/evidence.py told evidence/demo          # what the demo says below its table
+    python tools/evidence.py step evidence/compacter-efficiency-small full    # what a training step costs, as counted
+    python tools/evidence.py unmoved evidence/few-labels # how many runs ended with the head that was fitted first
 
 A page shows the command and what it printed, in one block:
 
@@ -52,14 +54,14 @@ def _inlay(*arguments: str) -> str:
 
 def below(folder: str, against: str) -> str:
     """Of each way and number of rows: how every run compares with the other way's of the same task, rows and seed."""
-    scores: dict[str, dict[tuple[int, str, str], float]] = defaultdict(dict)
+    scores: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
     for row in csv.DictReader(_inlay("study", "table", folder, "--format", "csv").splitlines()):
         if row["state"] == "done":
-            scores[row["way"]][int(row["rows"]), row["task"], row["seed"]] = float(row["score"])
+            scores[row["way"]][row["rows"], row["host"], row["task"], row["seed"]] = float(row["score"])
     base = scores.pop(against)
     lines = [f"{'way':12}  rows  runs   mean  lowest  highest  more than {FAR:.0f} points below {against}"]
     for way, found in scores.items():
-        for rows in sorted({key[0] for key in found}):
+        for rows in sorted({key[0] for key in found}, key=lambda text: (len(text), text)):
             gains = [score - base[key] for key, score in found.items() if key[0] == rows and key in base]
             if gains:
                 spread = f"{statistics.mean(gains):+5.1f}  {min(gains):+6.1f}  {max(gains):+7.1f}"
@@ -76,6 +78,47 @@ def spent(folder: str) -> str:
     return f"{len(results)} runs, {minutes:.0f} minutes of one core"
 
 
+def step(folder: str, against: str) -> str:
+    """What a training step costs in each way: counted operations and bytes, the means over tasks and seeds."""
+    from inlay.studies.plan import view_of
+
+    view = view_of(Path(folder))
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for slot, cell in view.filled.items():
+        if costs := view.results[cell.name].get("costs"):
+            found[slot.way].append(costs | {"seconds": view.results[cell.name]["seconds"]})
+    means = {
+        way: {name: statistics.mean(each[name] for each in all_of) for name in all_of[0]}
+        for way, all_of in found.items()
+    }
+    base = means[against]
+    lines = [f"{'way':12}  GFLOP a row     MB a row  MB of weights, gradients and averages  seconds"]
+    for way, mean in means.items():
+        flops, row, fixed, seconds = (mean[n] for n in ("flops_per_row", "bytes_per_row", "fixed_bytes", "seconds"))
+        share = f"({flops / base['flops_per_row']:.2f})", f"({row / base['bytes_per_row']:.2f})"
+        whole = f"({fixed / base['fixed_bytes']:.2f})"
+        lines.append(
+            f"{way:12}  {flops / 1e9:4.1f} {share[0]}  {row / 2**20:5.1f} {share[1]}  {fixed / 2**20:31.0f} {whole}"
+            f"  {seconds:7.1f}"
+        )
+    return "\n".join(lines)
+
+
+def unmoved(folder: str) -> str:
+    """How many runs of each way and number of rows ended as they began: no later step was better on validation rows."""
+    from inlay.studies.plan import view_of
+
+    view = view_of(Path(folder))
+    found: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for slot, cell in view.filled.items():
+        result = view.results[cell.name]
+        if view.plan.study.ways[slot.way].show and result.get("best_step") is not None and slot.task != "(joint)":
+            found[slot.way, str(slot.rows or "all")].append(result["best_step"] == 0)
+    lines = [f"{'way':12}  rows  runs  of them as they began"]
+    lines += [f"{way:12}  {rows:>4}  {len(each):4}  {sum(each)}" for (way, rows), each in found.items()]
+    return "\n".join(lines)
+
+
 def told(folder: str) -> str:
     from inlay.demo import conclusions
     from inlay.studies.plan import view_of
@@ -83,7 +126,9 @@ def told(folder: str) -> str:
     return "\n".join(conclusions(view_of(Path(folder))))
 
 
-VERBS: dict[str, Callable[..., str]] = {"below": below, "spent": spent, "told": told}
+VERBS: dict[str, Callable[..., str]] = {
+    "below": below, "spent": spent, "step": step, "told": told, "unmoved": unmoved,
+}  # fmt: skip
 
 
 def renewed(page: str, say: Callable[[str], str] = printed) -> str:

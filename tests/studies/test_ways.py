@@ -13,9 +13,9 @@ from inlay.cli import main
 from inlay.runs.folder import Run
 from inlay.studies.records import export
 from inlay.studies.tables import tables
-from inlay.studies.ways import JOINT
+from inlay.studies.ways import JOINT, drafts, slots_of
 from tests.studies.tiny import run_here, study_in
-from tests.training.small import save_decoder, save_t5
+from tests.training.small import save_decoder, save_t5, write_rows
 
 JOINTLY = {
     "mt-a": {"kind": "joint", "tasks": "all", "options": {"size": 4}, "grid": {"lr": [0.01, 0.02]}, "epochs": 1},
@@ -202,6 +202,28 @@ def test_sources_of_several_ways_are_tried_and_the_best_by_validation_rows_is_ta
     assert next(cell for slot, cell in view.filled.items() if slot.way == "next").name == best.name
 
 
+def test_sources_of_one_task_are_told_apart_by_their_way(here):
+    ways = {
+        "long": {"tasks": ["a"], "seeds": [0], "epochs": 2, "show": False},
+        "short": {"tasks": ["a"], "seeds": [0], "show": False},
+        "next": {
+            "kind": "sequential",
+            "tasks": ["c"],
+            "from": [{"way": "long", "tasks": ["a"]}, {"way": "short", "tasks": ["a"]}],
+        },
+    }
+    study = study_in(here, ways=ways, against=None, search="first")
+    (found,) = {tuple(d.point["from"] for d in drafts(study, slot)) for slot in slots_of(study, "next")}
+    assert found == ("a (long)", "a (short)")  # seeds after the first look for the chosen one by it
+
+
+def test_setfit_reads_what_holds_with_a_number_of_rows(here):
+    way = {"kind": "setfit", "lr": 1e-4, "by_rows": {32: {"epochs": 5, "lr": 3e-5}}, "grid": {"batch_size": [4, None]}}
+    study = study_in(here, ways={"setfit": way}, against=None)
+    found = [draft.more for draft in drafts(study, slots_of(study, "setfit")[0])]
+    assert found == [{"lr": 3e-5, "epochs": 5, "batch_size": size} for size in (4, 16)]
+
+
 def test_setfit_answers_as_when_its_library_is_used_by_hand(here, tmp_path):
     """The rows, the seed and the settings that a user of SetFit would give it, and the same answers."""
     setfit = pytest.importorskip("setfit", reason="pip install 'inlay[setfit]'")
@@ -248,3 +270,15 @@ def test_what_setfit_cannot_do_is_told(here, tmp_path, monkeypatch):
     view, _ = run_here(study, tmp_path / "out")
     (failure,) = view.failures.values()
     assert "pip install 'inlay[setfit]'" in failure.error
+
+
+def test_setfit_reads_single_texts_with_labels_alone(here, tmp_path):
+    lines = [{"text": f"good w{i}", "pair": f"w{i}", "label": "yes" if i % 2 else "no"} for i in range(40)]
+    write_rows(tmp_path / "data" / "pairs" / "train.jsonl", lines)
+    write_rows(tmp_path / "data" / "pairs" / "test.jsonl", [line | {"text": "bad"} for line in lines[:8]])
+    study = study_in(
+        here, tasks={"pairs": {"pair": "pair"}}, groups=None, ways={"s": {"kind": "setfit"}}, against=None, seeds=[0]
+    )
+    study = study.model_copy(update={"data_dir": tmp_path / "data"})
+    view, _ = run_here(study, tmp_path / "out")
+    assert "SetFit answers classification of single texts" in next(iter(view.failures.values())).error

@@ -86,6 +86,8 @@ def _verdict(study: Study, task: str, ways: dict[str, dict[int, float]]) -> str:
     other = max((way for way in ways if way != FUSED), key=lambda way: mean(ways[way].values()))
     gains = [fused[seed] - ways[other][seed] for seed in fused if seed in ways[other]]
     title = study.ways[other].title or other
+    if not gains:
+        return f"{task}: the fusion and {title} have no seed in common yet"
     if len(gains) < 2:
         return f"{task}: the fusion has {mean(gains):+.1f} points over {title}; one seed says nothing of the spread"
     error = stdev(gains) / len(gains) ** 0.5

@@ -170,11 +170,12 @@ def _as_few(settings: Settings, found: _Found) -> tuple[Settings, _Found]:
     task, rows = found.prepared.task, len(found.prepared.train)
     if settings.recipe is not None or settings.start is not None or rows > FEW:
         return settings, found
-    if answer_form(task, found.config) != "labels":
-        return settings, found
-    few = as_few(settings)
+    labels = answer_form(task, found.config) == "labels"
+    few = as_few(settings) if labels else settings
     if rows < few.batch_size and "batch_size" not in settings.model_fields_set:
         few = few.model_copy(update={"batch_size": max(1, rows)})
+    if not labels:
+        return few, found
     note = f"{rows:,} training rows are few: recipe {FEW_LABELS} is used (the usual one: default)"
     return few, replace(found, prepared=replace(found.prepared, notes=(*found.prepared.notes, note)))
 

@@ -1,6 +1,7 @@
 """SetFit as a rival in a study, by its own library: the host learns which texts share a label, then a regression fits.
 
-Everything is SetFit's own but the rows, the seed and what the way says: one epoch of pairs, 16 at a time, 2e-5.
+The rows, the seed and where texts are cut are the study's; the rest is SetFit's own, unless the way says otherwise: one
+epoch of pairs, 16 at a time, a rate of 2e-5, scikit-learn's logistic regression (with more steps).
 """
 
 from __future__ import annotations

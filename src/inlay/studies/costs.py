@@ -93,7 +93,7 @@ class Costs:
         train = {"full": 6.0, "mt-a": 6.0, "head": 2.0}.get(settings["mode"], 4.0) * (len(draft.members) / 8 + 1)
         if draft.work == "embeddings":
             train = 2.0
-        if draft.work == "setfit":  # about as many pairs of texts as rows squared
+        if draft.work == "setfit":  # texts in pairs: of n rows about 0.6 n² pairs
             epochs, train, rows = draft.more["epochs"], 6.0, int(1.2 * rows * rows)
         if draft.work == "part":
             return 0.1
@@ -135,7 +135,8 @@ class Costs:
         if known is not None:
             return known
         size = host_size(self.view.plan.study.hosts[cell.slot.host]) / 1024**2
-        return BASE_MEGABYTES + size * (5 if cell.draft.settings["mode"] in ("full", "mt-a") else 2)
+        whole = cell.draft.work == "setfit" or cell.draft.settings["mode"] in ("full", "mt-a")
+        return BASE_MEGABYTES + size * (5 if whole else 2)
 
     def disk(self, draft: Draft) -> float:
         """Megabytes that stay: an inlay's, a fusion's with its members, or a host's where it is kept."""

@@ -319,6 +319,11 @@ def _way(study: Study, name: str) -> list[str]:
             found.append(f"{where} does not use {spelt}; kind {kind} does.")
     if way.kind != "joint" and way.joint is not None:
         found.append(f"{where} does not use joint; kind joint does.")
+    found += [
+        f"{where}: {name!r} (kind {study.ways[name].kind}) leaves no inlay to build on."
+        for name in dict.fromkeys(member.way for member in (*way.members, *way.start))
+        if study.ways[name].kind in ("full", "head", "embeddings", "setfit", "routing")
+    ]
     found += _joint_members(study, way, where)
     if way.kind == "routing" and way.routing is None:
         found.append(f"{where} needs routing: merged, random, first or ensemble.")
@@ -329,7 +334,7 @@ def _way(study: Study, name: str) -> list[str]:
     ]
     if way.kind == "embeddings" and set(way.grid) - {"C"}:
         found.append(f"{where}: its grid can have C alone, the inverse strength of the regression's penalty.")
-    if way.kind == "setfit" and (unknown := {*way.settings, *way.grid} - {"recipe", *USUAL}):
+    if way.kind == "setfit" and (unknown := _named(way) - {"recipe", *USUAL}):
         found.append(f"{where} has no use for {', '.join(sorted(unknown))}: SetFit's own are {', '.join(USUAL)}.")
     if way.kind in ("embeddings", "routing") and (unused := set(way.settings) - {"recipe"}):
         found.append(f"{where} does not train the host, so it has no use for {', '.join(sorted(unused))}.")
@@ -356,6 +361,11 @@ def _way(study: Study, name: str) -> list[str]:
                 problems.setdefault(line, []).append(slot.task)
     every = set(study.tasks_of(way.tasks))
     return [f"{where}{_those(tasks, every)}: {line}" for line, tasks in problems.items()]
+
+
+def _named(way: Way) -> set[str]:
+    """Every setting that a way names, wherever in it."""
+    return {*way.settings, *way.grid, *(name for said in way.by_rows.values() for name in said)}
 
 
 def _joint_members(study: Study, way: Way, where: str) -> list[str]:

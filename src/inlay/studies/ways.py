@@ -19,6 +19,7 @@ from inlay.runs.joint_settings import OF_ONE_TASK, OWN, JointSettings, settings_
 from inlay.runs.settings import FEW, Settings, as_few, unused
 from inlay.studies.file import Member, Study, Way
 from inlay.studies.identity import HEAD_FIRST
+from inlay.training.recipe import Recipe
 
 Work = Literal["train", "joint", "part", "embeddings", "setfit", "route"]
 JOINT = "(joint)"
@@ -145,10 +146,12 @@ def _fusion(study: Study, way: Way, slot: Slot) -> list[Draft]:
 
 
 def _sequential(study: Study, way: Way, slot: Slot) -> list[Draft]:
-    found = []
-    for start in (other for member in way.start for other in _others(study, slot, member)):
+    starts, found = [other for member in way.start for other in _others(study, slot, member)], []
+    tasks = [start.task for start in starts]
+    for start in starts:
+        name = start.task if tasks.count(start.task) == 1 else f"{start.task} ({start.way})"
         for draft in _trained("inlay")(study, way, slot):
-            found.append(replace(draft, start=start, point={"from": start.task, **draft.point}))
+            found.append(replace(draft, start=start, point={"from": name, **draft.point}))
     if not found:
         raise ConfigError("there is no task to start from but the target itself.")
     return found
@@ -162,10 +165,12 @@ def _embeddings(study: Study, way: Way, slot: Slot) -> list[Draft]:
 
 def _setfit(study: Study, way: Way, slot: Slot) -> list[Draft]:
     said, found = _of_rows(study, way, slot), []
+    own = way.settings | way.by_rows.get(slot.rows if slot.rows is not None else "all", {})
     for values in product(*way.grid.values()):
         point = dict(zip(way.grid, values, strict=True))
-        own = {name: value for name, value in (way.settings | point).items() if name in USUAL}
-        found.append(Draft(slot, "setfit", said, point, more=USUAL | own))
+        more = USUAL | {name: said for name, said in (own | point).items() if name in USUAL and said is not None}
+        checked = Recipe(**more)  # which knows what a rate and a batch may be
+        found.append(Draft(slot, "setfit", said, point, more={name: getattr(checked, name) for name in USUAL}))
     return found
 
 

@@ -12,7 +12,9 @@ A description is plain data, so that it can be sent anywhere:
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import gc
 import math
 import time
 import traceback
@@ -406,6 +408,12 @@ def _number(value: float | None) -> float:
 
 
 def _forget_peak() -> None:
-    """A worker runs many cells; the peak of each counts from its own beginning (Linux)."""
+    """A worker runs many cells; the peak of each counts from its own beginning (Linux).
+
+    What earlier cells have left free goes back to the system first, or it would be counted again.
+    """
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
