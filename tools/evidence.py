@@ -59,13 +59,14 @@ def below(folder: str, against: str) -> str:
         if row["state"] == "done":
             scores[row["way"]][row["rows"], row["host"], row["task"], row["seed"]] = float(row["score"])
     base = scores.pop(against)
-    lines = [f"{'way':12}  rows  runs   mean  lowest  highest  more than {FAR:.0f} points below {against}"]
+    wide = max(12, *map(len, scores))
+    lines = [f"{'way':{wide}}  rows  runs   mean  lowest  highest  more than {FAR:.0f} points below {against}"]
     for way, found in scores.items():
         for rows in sorted({key[0] for key in found}, key=lambda text: (len(text), text)):
             gains = [score - base[key] for key, score in found.items() if key[0] == rows and key in base]
             if gains:
                 spread = f"{statistics.mean(gains):+5.1f}  {min(gains):+6.1f}  {max(gains):+7.1f}"
-                lines.append(f"{way:12}  {rows:4}  {len(gains):4}  {spread}  {sum(gain < -FAR for gain in gains)}")
+                lines.append(f"{way:{wide}}  {rows:4}  {len(gains):4}  {spread}  {sum(gain < -FAR for gain in gains)}")
     return "\n".join(lines)
 
 
@@ -114,8 +115,9 @@ def unmoved(folder: str) -> str:
         result = view.results[cell.name]
         if view.plan.study.ways[slot.way].show and result.get("best_step") is not None and slot.task != "(joint)":
             found[slot.way, str(slot.rows or "all")].append(result["best_step"] == 0)
-    lines = [f"{'way':12}  rows  runs  of them as they began"]
-    lines += [f"{way:12}  {rows:>4}  {len(each):4}  {sum(each)}" for (way, rows), each in found.items()]
+    wide = max(12, *(len(way) for way, _ in found))
+    lines = [f"{'way':{wide}}  rows  runs  of them as they began"]
+    lines += [f"{way:{wide}}  {rows:>4}  {len(each):4}  {sum(each)}" for (way, rows), each in found.items()]
     return "\n".join(lines)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -299,3 +301,21 @@ def test_export_and_table_by_command(finished, tmp_path, capsys):
     assert "| way |" in told
     main(["study", "show", str(tmp_path / "records"), "--json"])
     assert json.loads(capsys.readouterr().out)["states"] == {"done": 14, "chosen": 4}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are Linux's")
+def test_a_cells_peak_does_not_count_what_earlier_ones_left_free():
+    script = (
+        "import torch\n"
+        "from inlay.runs.train import peak_megabytes\n"
+        "from inlay.studies.worker import _forget_peak\n"
+        "_forget_peak()\n"
+        "before = peak_megabytes()\n"
+        "tensors = [torch.ones(16_000) for _ in range(6000)]\n"  # 64 KB each: below what is mapped by itself
+        "last = tensors.pop()\n"  # keeps the heap from shrinking by itself
+        "assert peak_megabytes() > before + 300\n"
+        "del tensors\n"
+        "_forget_peak()\n"
+        "assert peak_megabytes() < before + 100, (before, peak_megabytes())\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -15,7 +15,8 @@ HELP = """Train, fuse and compare on real data: minutes on a laptop, without a G
 An inlay is trained for each source task. Then, for two targets with few labelled rows, logistic regression on
 embeddings, full fine-tuning, a single inlay, AdaMix, Compacter and a fusion over all inlays are compared on the same
 held-out rows, over several seeds, each with the better of two rates by validation rows. It is a study: what it writes,
-`inlay study show`, `table` and `figure` read.
+`inlay study show`, `table` and `figure` read. With --data-dir the targets are RTE and CB, without AdaMix and Compacter,
+with one rate each.
 
 With --text a small decoder learns to put facts into words (E2E) from a few hundred rows, with LoRA and with an AdaMix
 of LoRA, and prints its texts beside references. It needs the extra nlg; its rows come from --data-dir, or from the hub.
