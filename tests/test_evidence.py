@@ -114,3 +114,13 @@ def test_what_a_step_costs(tool, seen):
 def test_runs_that_ended_as_they_began(tool, seen):
     _, full, inlay = tool.unmoved("x").splitlines()
     assert (full.split(), inlay.split()) == (["full", "50", "2", "0"], ["inlay", "50", "2", "1"])
+
+
+def test_where_nothing_has_trained_yet_nothing_is_listed(tool, monkeypatch):
+    view = SimpleNamespace(filled={}, results={})
+    monkeypatch.setattr("inlay.studies.plan.view_of", lambda folder: view)
+    assert len(tool.unmoved("x").splitlines()) == 1
+    monkeypatch.setattr(
+        tool, "_inlay", lambda *arguments: "host,rows,task,way,seed,state,score\nh,50,a,l,0,done,70.0\n"
+    )
+    assert len(tool.below("x", "l").splitlines()) == 1
