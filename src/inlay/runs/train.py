@@ -33,6 +33,7 @@ from inlay.runs.start import begun_from_a_run, method_of, norms_of, start_from
 from inlay.storage.files import digest
 from inlay.storage.folders import replacing
 from inlay.storage.plain_json import as_json
+from inlay.training.batching import evenly
 from inlay.training.codec import Answer, Codec, EncodedSplit, answer_form, asking, is_decoder
 from inlay.training.evaluate import ask
 from inlay.training.generation import NEW_TOKENS, longest_answer
@@ -280,8 +281,7 @@ def few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
     """Only some of the rows that choose the best state, evenly from all of them."""
     if most is None or most >= len(prepared.validation):
         return prepared
-    step = len(prepared.validation) / most
-    kept = [prepared.validation[int(i * step)] for i in range(most)]
+    kept = [prepared.validation[row] for row in evenly(len(prepared.validation), most)]
     note = f"{most} of {len(prepared.validation)} validation rows are asked"
     return replace(prepared, validation=kept, notes=(*prepared.notes, note))
 
