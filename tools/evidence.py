@@ -24,7 +24,7 @@ import shlex
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -52,6 +52,11 @@ def _inlay(*arguments: str) -> str:
     return told.getvalue().strip("\n")
 
 
+def _width(names: Iterable[str]) -> int:
+    """Of a column with these names; there may be none yet."""
+    return max((12, *map(len, names)))
+
+
 def below(folder: str, against: str) -> str:
     """Of each way and number of rows: how every run compares with the other way's of the same task, rows and seed."""
     scores: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
@@ -59,7 +64,7 @@ def below(folder: str, against: str) -> str:
         if row["state"] == "done":
             scores[row["way"]][row["rows"], row["host"], row["task"], row["seed"]] = float(row["score"])
     base = scores.pop(against)
-    wide = max(12, *map(len, scores))
+    wide = _width(scores)
     lines = [f"{'way':{wide}}  rows  runs   mean  lowest  highest  more than {FAR:.0f} points below {against}"]
     for way, found in scores.items():
         for rows in sorted({key[0] for key in found}, key=lambda text: (len(text), text)):
@@ -92,14 +97,14 @@ def step(folder: str, against: str) -> str:
         way: {name: statistics.mean(each[name] for each in all_of) for name in all_of[0]}
         for way, all_of in found.items()
     }
-    base = means[against]
-    lines = [f"{'way':12}  GFLOP a row     MB a row  MB of weights, gradients and averages  seconds"]
+    base, wide = means[against], _width(means)
+    lines = [f"{'way':{wide}}  GFLOP a row     MB a row  MB of weights, gradients and averages  seconds"]
     for way, mean in means.items():
         flops, row, fixed, seconds = (mean[n] for n in ("flops_per_row", "bytes_per_row", "fixed_bytes", "seconds"))
         share = f"({flops / base['flops_per_row']:.2f})", f"({row / base['bytes_per_row']:.2f})"
         whole = f"({fixed / base['fixed_bytes']:.2f})"
         lines.append(
-            f"{way:12}  {flops / 1e9:4.1f} {share[0]}  {row / 2**20:5.1f} {share[1]}  {fixed / 2**20:31.0f} {whole}"
+            f"{way:{wide}}  {flops / 1e9:4.1f} {share[0]}  {row / 2**20:5.1f} {share[1]}  {fixed / 2**20:31.0f} {whole}"
             f"  {seconds:7.1f}"
         )
     return "\n".join(lines)
@@ -115,7 +120,7 @@ def unmoved(folder: str) -> str:
         result = view.results[cell.name]
         if view.plan.study.ways[slot.way].show and result.get("best_step") is not None and slot.task != "(joint)":
             found[slot.way, str(slot.rows or "all")].append(result["best_step"] == 0)
-    wide = max(12, *(len(way) for way, _ in found))
+    wide = _width(way for way, _ in found)
     lines = [f"{'way':{wide}}  rows  runs  of them as they began"]
     lines += [f"{way:{wide}}  {rows:>4}  {len(each):4}  {sum(each)}" for (way, rows), each in found.items()]
     return "\n".join(lines)

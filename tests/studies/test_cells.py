@@ -19,6 +19,7 @@ from inlay.studies.schedule import Schedule
 from inlay.studies.statistics import points
 from inlay.studies.tables import tables
 from inlay.studies.ways import _deciding_few
+from inlay.studies.worker import _forget_peak
 from tests.studies.tiny import FILE, Inline, run_here, study_in
 from tests.training.small import rows, write_rows
 
@@ -319,3 +320,12 @@ def test_a_cells_peak_does_not_count_what_earlier_ones_left_free():
         "assert peak_megabytes() < before + 100, (before, peak_megabytes())\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_where_peaks_cannot_be_forgotten_cells_run_all_the_same(monkeypatch):
+    def refuse(name: object) -> None:
+        raise TypeError("LoadLibrary() argument 1 must be str, not None")  # as on Windows
+
+    monkeypatch.setattr("inlay.studies.worker.ctypes.CDLL", refuse)
+    monkeypatch.setattr("inlay.studies.worker.sys.platform", "win32")
+    _forget_peak()

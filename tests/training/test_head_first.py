@@ -14,6 +14,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import inlay
 from inlay.data.task import Task
 from inlay.errors import ConfigError
+from inlay.runs.folder import Run
 from inlay.runs.settings import FEW, Settings
 from inlay.runs.train import get_ready, train_run
 from inlay.training.evaluate import ask, loss_on, scores
@@ -248,3 +249,14 @@ def test_fewer_rows_than_a_batch_are_one_batch(few):
     assert get_ready(Settings(**few)).settings.batch_size == 9
     with pytest.raises(ConfigError, match="fewer than a batch of 12"):
         get_ready(Settings(**few, batch_size=12))
+
+
+@pytest.mark.parametrize("host", ["bert", "t5"])
+def test_a_run_of_one_batch_goes_on_by_what_was_said_when_it_began(few, small, host):
+    """As a study does, which says what its file says and not what the run made of it."""
+    write_rows(few["train_file"], rows(9))
+    said = Settings(**few | {"host": str(small / host)})
+    begun = get_ready(said)
+    few["out"].mkdir()
+    Run(few["out"]).note(status="running", processes=1, **begun.facts())
+    assert get_ready(said, resume=True).settings == begun.settings

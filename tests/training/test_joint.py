@@ -12,11 +12,13 @@ import inlay
 from inlay.data import Data, Example, Task, prepare
 from inlay.data.mixing import Sampling
 from inlay.host.verbs import inlays_of
+from inlay.training.head_first import last_layer, reaching
 from inlay.training.interrupt import Interrupted
 from inlay.training.joint import JointLoop
 from inlay.training.lesson import Lesson
 from inlay.training.loop import TrainingLoop, rate_at
 from inlay.training.objectives import objective_for
+from inlay.training.pairs import pair_loss
 from inlay.training.recipe import Recipe
 from inlay.training.workbench import Workbench
 from tests.training.ready import state
@@ -63,7 +65,7 @@ def joint(
         mine = bench.for_task(prepared[name].task)
         mine.set_up(name, "inlay", method=method or inlay.Pfeiffer(reduction=2), head=mine.head(dropout=0.0))
         codec = mine.codec(64)
-        objective = objective_for(bench.host, name)
+        objective = objective_for(bench.host, name, recipe)
         lessons.append(
             Lesson(
                 name, codec, codec.encode(prepared[name].train), codec.encode(prepared[name].validation), recipe,
@@ -136,10 +138,11 @@ def test_a_task_that_is_not_drawn_keeps_its_inlay_and_its_optimiser_state(place,
     assert any(not name.startswith("inlays.") for name in changed) == shared
 
 
+@pytest.mark.parametrize("pairs", [0.0, 2.0])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_side_by_side_is_each_alone_with_the_same_batches(place, mixed):
+def test_side_by_side_is_each_alone_with_the_same_batches(place, mixed, pairs):
     """Θ frozen: one step after the other by torch itself, for each task alone, with the rows and rates that it had."""
-    recipe = RECIPE.model_copy(update={"accumulate": 1, "clip": 0.05, "max_steps": 12})
+    recipe = RECIPE.model_copy(update={"accumulate": 1, "clip": 0.05, "max_steps": 12, "pairs": pairs})
     loop = joint(place, shared=False, mixed=mixed, recipe=recipe, host="bert")
     seen = []
     original = loop._train_step
@@ -163,8 +166,9 @@ def test_side_by_side_is_each_alone_with_the_same_batches(place, mixed):
                     group["lr"] = rate_at(step - 1, loop.total_steps, recipe)
                 one = lesson.train.features.collate(mine)
                 labels = one.pop("labels")
-                loss = torch.nn.functional.cross_entropy(host(**one).logits, labels, reduction="sum")
-                (loss * (1 / len(mine))).backward()
+                with reaching(last_layer(host)) as reached:
+                    loss = torch.nn.functional.cross_entropy(host(**one).logits, labels, reduction="sum")
+                (loss * (1 / len(mine)) + pairs * pair_loss(reached[0], labels)).backward()
                 torch.nn.utils.clip_grad_norm_([p for p in host.parameters() if p.requires_grad], recipe.clip)
                 optimizer.step()
                 optimizer.zero_grad()

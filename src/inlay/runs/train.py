@@ -33,6 +33,7 @@ from inlay.runs.start import begun_from_a_run, method_of, norms_of, start_from
 from inlay.storage.files import digest
 from inlay.storage.folders import replacing
 from inlay.storage.plain_json import as_json
+from inlay.training.batching import evenly
 from inlay.training.codec import Answer, Codec, EncodedSplit, answer_form, asking, is_decoder
 from inlay.training.evaluate import ask
 from inlay.training.generation import NEW_TOKENS, longest_answer
@@ -130,8 +131,10 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     settings = begun_from_a_run(settings)
     found = _checked(settings, allowed, resume)
     torch.manual_seed(settings.seed)
+    said = settings
     if not resume or _began_as_few(settings.out):
         settings, found = _as_few(settings, found)
+    settings = _as_one_batch(settings, said, len(found.prepared.train))
     check_batch(len(found.prepared.train), settings)
     trust = allowed.trust_remote_code
     bench = Workbench.open(settings.host, found.prepared.task, found.config, trust_remote_code=trust)
@@ -170,20 +173,23 @@ def _as_few(settings: Settings, found: _Found) -> tuple[Settings, _Found]:
     task, rows = found.prepared.task, len(found.prepared.train)
     if settings.recipe is not None or settings.start is not None or rows > FEW:
         return settings, found
-    labels = answer_form(task, found.config) == "labels"
-    few = as_few(settings) if labels else settings
-    if rows < few.batch_size and "batch_size" not in settings.model_fields_set:
-        few = few.model_copy(update={"batch_size": max(1, rows)})
-    if not labels:
-        return few, found
+    if answer_form(task, found.config) != "labels":
+        return settings, found
     note = f"{rows:,} training rows are few: recipe {FEW_LABELS} is used (the usual one: default)"
-    return few, replace(found, prepared=replace(found.prepared, notes=(*found.prepared.notes, note)))
+    return as_few(settings), replace(found, prepared=replace(found.prepared, notes=(*found.prepared.notes, note)))
 
 
 def _began_as_few(out: Path) -> bool:
     """Whether a run that goes on took the recipe for few rows when it began; one of an earlier version did not."""
     record = Run(out).record()
     return not record or (record.get("settings") or {}).get("recipe") == FEW_LABELS
+
+
+def _as_one_batch(settings: Settings, said: Settings, rows: int) -> Settings:
+    """Fewer rows than a batch are one, where neither its size nor a recipe was said; also of a run that goes on."""
+    if said.recipe is not None or said.start is not None or "batch_size" in said.model_fields_set:
+        return settings
+    return settings.model_copy(update={"batch_size": max(1, min(rows, settings.batch_size))})
 
 
 def with_room(host: PreTrainedModel, settings: Settings, codec: Codec, prepared: Prepared) -> tuple[Settings, Codec]:
@@ -275,8 +281,7 @@ def few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
     """Only some of the rows that choose the best state, evenly from all of them."""
     if most is None or most >= len(prepared.validation):
         return prepared
-    step = len(prepared.validation) / most
-    kept = [prepared.validation[int(i * step)] for i in range(most)]
+    kept = [prepared.validation[row] for row in evenly(len(prepared.validation), most)]
     note = f"{most} of {len(prepared.validation)} validation rows are asked"
     return replace(prepared, validation=kept, notes=(*prepared.notes, note))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,6 @@ class Fitted:
     trained_parameters: int
     host_parameters: int
     seconds: float
-    max_length: int
     C: float | None = None
 
 
@@ -70,9 +69,9 @@ def fit(host_name: str, prepared: Prepared, strengths: Sequence[float], max_leng
             size = int(np.size(model.coef_) + np.size(model.intercept_))
             said = _said(task, model, judged, prepared.split(prepared.judge))
             parameters = sum(p.numel() for p in embed.host.parameters())
-            best = value, Fitted(said, seen, size, parameters, 0.0, embed.max_length, strength)
+            best = value, Fitted(said, seen, size, parameters, 0.0, strength)
     assert best is not None
-    return Fitted(**vars(best[1]) | {"seconds": round(time.monotonic() - began, 3)})
+    return replace(best[1], seconds=round(time.monotonic() - began, 3))
 
 
 def _model(task: Task, strength: float) -> Any:

@@ -60,8 +60,7 @@ def fit(host_name: str, prepared: Prepared, max_length: int, seed: int, how: Map
         validation = score(task, list(targets), answers["validation"], list(groups))
     size = sum(parameter.numel() for parameter in body.parameters())
     head = model.model_head.coef_.size + model.model_head.intercept_.size
-    seconds = round(time.monotonic() - began, 3)
-    return Fitted(answers[prepared.judge], validation, size + head, size, seconds, body.max_seq_length)
+    return Fitted(answers[prepared.judge], validation, size + head, size, round(time.monotonic() - began, 3))
 
 
 def _texts(examples: Sequence[Example]) -> list[str]:

@@ -319,12 +319,7 @@ def _way(study: Study, name: str) -> list[str]:
             found.append(f"{where} does not use {spelt}; kind {kind} does.")
     if way.kind != "joint" and way.joint is not None:
         found.append(f"{where} does not use joint; kind joint does.")
-    found += [
-        f"{where}: {name!r} (kind {study.ways[name].kind}) leaves no inlay to build on."
-        for name in dict.fromkeys(member.way for member in (*way.members, *way.start))
-        if study.ways[name].kind in ("full", "head", "embeddings", "setfit", "routing")
-    ]
-    found += _joint_members(study, way, where)
+    found += _foundations(study, way, where) + _joint_members(study, way, where)
     if way.kind == "routing" and way.routing is None:
         found.append(f"{where} needs routing: merged, random, first or ensemble.")
     if way.kind == "routing" and way.of and not _is_mixture(study, study.ways[way.of]):
@@ -336,7 +331,8 @@ def _way(study: Study, name: str) -> list[str]:
         found.append(f"{where}: its grid can have C alone, the inverse strength of the regression's penalty.")
     if way.kind == "setfit" and (unknown := _named(way) - {"recipe", *USUAL}):
         found.append(f"{where} has no use for {', '.join(sorted(unknown))}: SetFit's own are {', '.join(USUAL)}.")
-    if way.kind in ("embeddings", "routing") and (unused := set(way.settings) - {"recipe"}):
+    own = {"recipe", *(way.grid if way.kind == "embeddings" else ())}
+    if way.kind in ("embeddings", "routing") and (unused := _named(way) - own):
         found.append(f"{where} does not train the host, so it has no use for {', '.join(sorted(unused))}.")
     if found:
         return found
@@ -366,6 +362,15 @@ def _way(study: Study, name: str) -> list[str]:
 def _named(way: Way) -> set[str]:
     """Every setting that a way names, wherever in it."""
     return {*way.settings, *way.grid, *(name for said in way.by_rows.values() for name in said)}
+
+
+def _foundations(study: Study, way: Way, where: str) -> list[str]:
+    """A fusion mixes plain inlays, and an inlay goes on from one: other ways leave none, or one over others."""
+    return [
+        f"{where}: {name!r} (kind {study.ways[name].kind}) leaves no inlay to build on."
+        for name in dict.fromkeys(member.way for member in (*way.members, *way.start))
+        if study.ways[name].kind not in ("inlay", "sequential", "joint")
+    ]
 
 
 def _joint_members(study: Study, way: Way, where: str) -> list[str]:

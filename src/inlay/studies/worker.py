@@ -16,6 +16,7 @@ import ctypes
 import errno
 import gc
 import math
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -412,8 +413,10 @@ def _forget_peak() -> None:
 
     What earlier cells have left free goes back to the system first, or it would be counted again.
     """
+    if sys.platform != "linux":  # Windows cannot even be asked for the process's own library
+        return
     gc.collect()
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError):  # not every C library can trim
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -34,6 +34,13 @@ def reading_batches(lengths: Tensor, batch_size: int) -> list[list[int]]:
     return [batch.tolist() for batch in lengths.argsort(descending=True, stable=True).split(batch_size)]
 
 
+def evenly(count: int, most: int | None) -> list[int]:
+    """So many of the rows, from all over them: files are often sorted by label."""
+    if most is None or most >= count:
+        return list(range(count))
+    return [int(i * (count / most)) for i in range(most)]
+
+
 def padding_share(lengths: Tensor, batches: Sequence[Sequence[int]]) -> float:
     """The share of all positions that is padding."""
     real = sum(int(lengths[torch.tensor(batch)].sum()) for batch in batches)

@@ -18,7 +18,7 @@ from inlay.errors import ConfigError
 from inlay.host.setup import names_in
 from inlay.host.verbs import active
 from inlay.methods.mixture import Routing
-from inlay.training.batching import reading_batches
+from inlay.training.batching import evenly, reading_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.generation import asked, rows_at_once, written
 from inlay.training.label_words import at_masks, likelihoods
@@ -169,15 +169,16 @@ def _answered(
 def attention_on(
     host: PreTrainedModel, fusion: str, split: EncodedSplit, at_most: int | None = None
 ) -> FusionActivations:  # fmt: skip
-    """Mean attention per place and member over the real tokens of the rows, or of the first of them."""
+    """Mean attention per place and member over the real tokens of the rows, or of some from all over them."""
     return fusion_activations(host, fusion, batches_of(host, split, at_most))
 
 
 def batches_of(host: PreTrainedModel, split: EncodedSplit, at_most: int | None = None) -> list[dict[str, Tensor]]:
-    """All rows, or the first of them, as batches that the host takes."""
+    """All rows, or some from all over them, as batches that the host takes."""
     batches = []
-    for rows in reading_batches(split.features.lengths[:at_most], BATCH):
-        batch = split.features.collate(rows)
+    kept = evenly(len(split.features.lengths), at_most)
+    for rows in reading_batches(split.features.lengths[kept], BATCH):
+        batch = split.features.collate([kept[row] for row in rows])
         if split.features.made != "text":  # the host itself knows no loss for choices, words and windows
             batch.pop("labels", None)
             batch.pop("there", None)

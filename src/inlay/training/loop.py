@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
@@ -228,12 +228,12 @@ class Loop:
         """One step of the optimizer over the rows of one batch."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr() * group.get("share", 1.0)
-        portions = self._portions(batch)
+        portions, shares = self._portions(batch), self.shares_of(by_task(batch))
         step_loss = 0.0
         for i, (rows, weights) in enumerate(portions):
             last = i == len(portions) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.model):
-                loss = self.loss_of(rows, weights, 1 / len(portions))
+                loss = self.loss_of(rows, weights, _step_share([each for each, _ in portions], rows, shares))
                 self.accelerator.backward(loss)
             step_loss += float(loss.detach())
         self._check_finite(math.isfinite(step_loss), f"the loss is {step_loss}")
@@ -428,6 +428,14 @@ class TrainingLoop(Loop):
         lesson = Lesson(self.codec.task.name, self.codec, self.train, judging, self.recipe, objective=self.objective)
         batches = OneTask(self.train.features.lengths, self.recipe.batch_size, self.recipe.seed)
         self.prepare(self.recipe, [lesson], batches)
+
+
+def _step_share(passes: Sequence[Collection[int]], tasks: Collection[int], shares: Mapping[int, float]) -> float:
+    """What one of a step's passes bears of anything that is added once: of a task by itself what the task counts."""
+    if len(tasks) > 1:
+        return 1 / len(passes)
+    (task,) = tasks
+    return shares[task] / sum(task in each for each in passes)
 
 
 def accelerator_for(recipe: Recipe, trackers: tuple[str, ...] = (), folder: Path | None = None) -> Accelerator:
