@@ -322,6 +322,14 @@ def test_a_cells_peak_does_not_count_what_earlier_ones_left_free():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are Linux's")
+def test_a_peak_is_not_that_of_the_process_that_started_this_one():
+    child = "from inlay.runs.train import peak_megabytes; print(peak_megabytes())"
+    large = f"import subprocess, sys; held = b'1' * 1_500_000_000; subprocess.run([sys.executable, '-c', {child!r}])"
+    told = subprocess.run([sys.executable, "-c", large], check=True, capture_output=True, text=True)
+    assert float(told.stdout) < 1000
+
+
 def test_where_peaks_cannot_be_forgotten_cells_run_all_the_same(monkeypatch):
     def refuse(name: object) -> None:
         raise TypeError("LoadLibrary() argument 1 must be str, not None")  # as on Windows
