@@ -107,6 +107,8 @@ class Table:
     """Which tests were used."""
     per_class: int | None = None
     """Training rows of each class, where the study says so of all ways."""
+    seen_before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Task → other task → how many of its judged rows a way had from that one's training rows."""
 
     @property
     def title(self) -> str:
@@ -189,7 +191,7 @@ def _table(
         host, rows, tasks, {task: _metric(compared, task) for task in tasks}, _judged(results, tasks), tuple(groups),
         tuple(lines), tuple(sorted({slot.seed for slot in slots})), reference if reference in ways else None,
         tuple(sorted({e.against.test for e in compared.values() if e.against is not None})),
-        study.settings.get("per_class"),
+        study.settings.get("per_class"), _seen_before(results, tasks),
     )  # fmt: skip
 
 
@@ -307,4 +309,14 @@ def _judged(results: Mapping[Slot, Result], tasks: Sequence[str]) -> dict[str, i
     for slot, result in results.items():
         if slot.task in tasks:
             found[slot.task] = int(result["rows"][result["judged"]])
+    return found
+
+
+def _seen_before(results: Mapping[Slot, Result], tasks: Sequence[str]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for slot, result in results.items():
+        for other, rows in (result.get("seen_before") or {}).items():
+            if slot.task in tasks:
+                mine = found.setdefault(slot.task, {})
+                mine[other] = max(rows, mine.get(other, 0))
     return found

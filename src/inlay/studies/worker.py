@@ -19,7 +19,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -112,7 +112,8 @@ def _train(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
         said["start"] = folder.place(cell["start"])
     settings, record = Settings(**said), run.record()
     if record.get("status") != "finished":
-        train_run(settings, resume=bool(record), watch=watch, finishing=_finishing(lambda job: run.folder / ANSWERS))
+        keep = _finishing(lambda job: run.folder / ANSWERS, folder, needs)
+        train_run(settings, resume=bool(record), watch=watch, finishing=keep)
         if record:
             write_whole(run.folder / "resumed", "")  # its seconds are not those of the whole run
         record = run.record()
@@ -183,11 +184,14 @@ def _mean(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def _finishing(file_of: Callable[[Any], Path]) -> Callable[..., None]:
-    """Keeps what only the run itself knows: its answers, their loss, and a fusion's attention."""
+def _finishing(
+    file_of: Callable[[Any], Path], folder: StudyFolder | None = None, needs: Sequence[str] = ()
+) -> Callable[..., None]:
+    """Keeps what only the run itself knows: its answers, their loss, a fusion's attention, judged rows known before."""
     from inlay.host.verbs import activate
     from inlay.studies.answers import judged_facts
     from inlay.studies.efficiency import step_costs
+    from inlay.studies.overlap import seen_before
     from inlay.training.evaluate import attention_on
 
     def keep(job: Any, judged: Any, answers: Any) -> None:
@@ -197,12 +201,14 @@ def _finishing(file_of: Callable[[Any], Path]) -> Callable[..., None]:
         facts = judged_facts(job.prepared.task, judged.examples, [answer.prediction for answer in answers])
         facts["loss"] = _loss(judged.examples, answers)
         facts["costs"] = step_costs(job)
+        if folder is not None and (seen := seen_before(folder, needs, job.prepared.task.name, judged.examples)):
+            facts["seen_before"] = seen
         if job.settings.mode == "fusion":
             some = job.codec.encode((job.prepared.validation or job.prepared.train)[:ATTENTION_ROWS])
-            seen = attention_on(job.host, job.name, some)
+            heard = attention_on(job.host, job.name, some)
             facts["attention"] = {
-                "members": list(seen.members),
-                "places": {place: [round(share, 5) for share in mean.tolist()] for place, mean in seen.mean.items()},
+                "members": list(heard.members),
+                "places": {place: [round(share, 5) for share in mean.tolist()] for place, mean in heard.mean.items()},
             }
         write_whole(file_of(job), as_json(facts))
 
