@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from inlay.studies.file import Study, read_study
+from inlay.studies.plan import view_of
 from inlay.studies.ways import Slot
 
 ROOT = Path(__file__).parents[1]
@@ -65,6 +66,12 @@ def test_a_study_of_records_is_one_that_ships(folder):
         assert study.by_rows.get(rows) == ships.by_rows.get(rows), rows
     here = SIZE | {"about": "", "hosts": {}, "data_dir": None, "by_rows": {}, "ways": {}}  # places, and what is above
     assert study.model_copy(update=here) == ships.model_copy(update=here)
+
+
+@pytest.mark.parametrize("folder", EVIDENCE, ids=lambda folder: folder.name)
+def test_every_record_is_of_a_cell_of_its_study(folder):
+    """Records that no table reads are those of a study that was changed since."""
+    assert {file.stem for file in (folder / "records").glob("*.json")} <= set(view_of(folder).names())
 
 
 def test_another_number_is_found(tool):
