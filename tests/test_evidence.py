@@ -103,6 +103,8 @@ def seen(monkeypatch):
         f"{way}{seed}": {
             "costs": cost,
             "seconds": 10.0 + 2 * seed,
+            "whole_seconds": 60.0,
+            "resumed": (way, seed) == ("full", 1),
             "best_step": 0 if (way, seed) == ("inlay", 1) else 9,
         }
         for (way, seed), cost in zip(names, costs, strict=True)
@@ -118,6 +120,10 @@ def test_what_a_step_costs(tool, seen):
     _, full, inlay = tool.step("x", "full").splitlines()
     assert full.split() == ["full", "4.0", "(1.00)", "2.0", "(1.00)", "4", "(1.00)", "11.0"]
     assert inlay.split() == ["inlay", "1.0", "(0.25)", "1.0", "(0.50)", "1", "(0.25)", "11.0"]
+
+
+def test_time_before_a_break_is_not_known(tool, seen):
+    assert tool.spent("x") == "4 runs, at least 4 minutes of one core"
 
 
 def test_runs_that_ended_as_they_began(tool, seen):

@@ -81,7 +81,8 @@ def spent(folder: str) -> str:
 
     results = view_of(Path(folder)).results.values()
     minutes = sum(result.get("whole_seconds") or 0.0 for result in results) / 60
-    return f"{len(results)} runs, {minutes:.0f} minutes of one core"
+    least = "at least " if any(result.get("resumed") for result in results) else ""  # what was before a break is lost
+    return f"{len(results)} runs, {least}{minutes:.0f} minutes of one core"
 
 
 def step(folder: str, against: str) -> str:
