@@ -104,6 +104,7 @@ def seen(monkeypatch):
             "costs": cost,
             "seconds": 10.0 + 2 * seed,
             "whole_seconds": 60.0,
+            "scores": {"bleu": 0.5 + seed / 10, "nist": 4.0 + seed},
             "resumed": (way, seed) == ("full", 1),
             "best_step": 0 if (way, seed) == ("inlay", 1) else 9,
         }
@@ -120,6 +121,12 @@ def test_what_a_step_costs(tool, seen):
     _, full, inlay = tool.step("x", "full").splitlines()
     assert full.split() == ["full", "4.0", "(1.00)", "2.0", "(1.00)", "4", "(1.00)", "11.0"]
     assert inlay.split() == ["inlay", "1.0", "(0.25)", "1.0", "(0.50)", "1", "(0.25)", "11.0"]
+
+
+def test_every_metric_is_shown(tool, seen):
+    head, full, inlay = (line.split() for line in tool.metrics("x").splitlines())
+    assert head == ["a", "runs", "bleu", "nist"]
+    assert (full, inlay) == (["full", "2", "0.550", "4.500"], ["inlay", "2", "0.550", "4.500"])
 
 
 def test_time_before_a_break_is_not_known(tool, seen):

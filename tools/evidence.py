@@ -7,6 +7,7 @@
     python tools/evidence.py told evidence/demo          # what the demo says below its table
     python tools/evidence.py step evidence/compacter-efficiency-small full    # what a training step costs, as counted
     python tools/evidence.py unmoved evidence/few-labels # how many runs ended with the head that was fitted first
+    python tools/evidence.py metrics evidence/adamix-nlg-small    # every metric, not the main one alone
 
 A page shows the command and what it printed, in one block:
 
@@ -127,6 +128,29 @@ def unmoved(folder: str) -> str:
     return "\n".join(lines)
 
 
+def metrics(folder: str) -> str:
+    """Of each task and way: the mean of every metric over the seeds, as the metrics' own scripts say it."""
+    from inlay.studies.plan import view_of
+
+    view = view_of(Path(folder))
+    found: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    for slot, cell in view.filled.items():
+        if view.plan.study.ways[slot.way].show:
+            found[slot.task, slot.way].append(view.results[cell.name]["scores"])
+    wide, lines = _width(way for _, way in found), []
+    for task in dict.fromkeys(task for task, _ in found):
+        names = list(next(each for (of, _), each in found.items() if of == task)[0])
+        lines.append(f"{task:{wide}}  runs  " + "  ".join(f"{name:>7}" for name in names))
+        for (of, way), each in found.items():
+            if of == task:
+                means = [statistics.mean(scores[name] for scores in each) for name in names]
+                lines.append(
+                    f"{way:{wide}}  {len(each):4}  "
+                    + "  ".join(f"{m:{max(7, len(n))}.3f}" for n, m in zip(names, means, strict=True))
+                )
+    return "\n".join(lines)
+
+
 def told(folder: str) -> str:
     from inlay.demo import conclusions
     from inlay.studies.plan import view_of
@@ -135,7 +159,7 @@ def told(folder: str) -> str:
 
 
 VERBS: dict[str, Callable[..., str]] = {
-    "below": below, "spent": spent, "step": step, "told": told, "unmoved": unmoved,
+    "below": below, "metrics": metrics, "spent": spent, "step": step, "told": told, "unmoved": unmoved,
 }  # fmt: skip
 
 
