@@ -1,5 +1,7 @@
 """The workbench: a host is opened once, for the task's form of answer, with a head and a codec that fit."""
 
+import json
+
 import pytest
 import transformers
 
@@ -8,6 +10,7 @@ from inlay.data import Task
 from inlay.runs.settings import Settings
 from inlay.runs.train import get_ready
 from inlay.training.workbench import Workbench, open_config
+from tests.training.small import save_decoder
 
 YES_NO = Task(name="own", labels=("no", "yes"))
 
@@ -68,3 +71,15 @@ def test_what_trains_is_set_up_by_the_mode(small):
 def test_what_cannot_be_set_up_is_refused(small, host, mode, message):
     with pytest.raises(inlay.ConfigError, match=message):
         Workbench.open(str(small / host), YES_NO).set_up("own", mode)
+
+
+def test_a_host_that_cannot_be_saved_is_not_trained_whole(tmp_path):
+    """A decoder whose config says that it is GGUF is opened as such, and transformers refuses to save it."""
+    save_decoder(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": "gguf", "gguf_file": "small.gguf", "dequantize": False}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    task = Task(name="own", kind="text")
+    with pytest.raises(inlay.ConfigError, match="opened as gguf, which cannot be saved"):
+        Workbench.open(str(tmp_path), task).set_up("own", "full")
+    assert Workbench.open(str(tmp_path), task).set_up("own", "inlay", method=inlay.LoRA()) == "own"

@@ -285,6 +285,13 @@ def _common_norms(host: PreTrainedModel, members: Sequence[str]) -> bool:
 
 def _train_everything(host: PreTrainedModel, name: str | None) -> str | None:
     """The whole host and the own head. What the own head stands in for does not train: no gradient reaches it."""
+    quantizer: Any = getattr(host, "hf_quantizer", None)
+    if quantizer is not None and not quantizer.is_serializable():  # transformers would say so after the last step
+        kind = getattr(quantizer.quantization_config.quant_method, "value", "quantized")
+        raise ConfigError(
+            f"this host is opened as {kind}, which cannot be saved, so that training all of it would be lost. Train an "
+            f"inlay; or take `quantization_config` out of its config.json, if its weights are plain ones."
+        )
     if name is None:
         host.requires_grad_(True).train()
         return None
