@@ -206,7 +206,8 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(name, say, place):
     old, new = load_file(place / "resumed" / f"{name}.safetensors"), trained_tensors(run)
     assert old.keys() == new.keys()
     for key, tensor in old.items():
-        torch.testing.assert_close(new[key], tensor, **CLOSE)
+        if not key.endswith("key.bias"):  # no logit depends on it: its gradient is rounding, which AdamW makes large
+            torch.testing.assert_close(new[key], tensor, **CLOSE)
     assert json.loads(say("eval", str(run), "--threads", "1", "--json"))["scores"] == record["scores"]
 
 
