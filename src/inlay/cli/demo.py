@@ -48,7 +48,7 @@ def work(
         if text:
             facts = run_text_demo(out, say, data_dir=data_dir, rows=rows or 300, processes=processes)
         else:
-            facts = run_demo(out, say, data_dir=data_dir, seeds=seeds, processes=processes)
+            facts = run_demo(out, say, data_dir=data_dir, seeds=seeds or 3, processes=processes)
     if as_json:
         tell("", facts, as_json)
 
@@ -77,7 +77,7 @@ command = click.Command(
         ),
         click.Option(["--text"], is_flag=True, help="A decoder learns to write, instead."),
         click.Option(["--rows"], type=click.IntRange(min=16), help="With --text: pairs to learn from. [300]"),
-        click.Option(["--seeds"], type=click.IntRange(min=1), help="How many seeds to run. [5]"),
+        click.Option(["--seeds"], type=click.IntRange(min=1), help="How many seeds to run. [3]"),
         click.Option(
             ["--processes"],
             type=click.IntRange(min=1),

@@ -29,17 +29,12 @@ ENOUGH_SEEDS = 5
 
 
 def run_demo(
-    out: Path,
-    say: Callable[[str], None],
-    *,
-    data_dir: Path | None = None,
-    seeds: int | None = None,
-    processes: int | None = None,
+    out: Path, say: Callable[[str], None], *, data_dir: Path | None = None, seeds: int = 3, processes: int | None = None
 ) -> dict[str, Any]:
     """Train an inlay per source, then compare ways on the targets; writes the study and its page, returns the table."""
     began = time.monotonic()
     say("host: all-MiniLM-L6-v2, from the package index")
-    study = demo_study(data_dir, seeds or ENOUGH_SEEDS)
+    study = demo_study(data_dir, seeds)
     sources, targets = (", ".join(study.groups[name]) for name in ("sources", "targets"))
     say(f"an inlay for each of {sources}; then {targets} from {study.rows[0]} rows, {len(study.seeds)} seeds")
     plan, folder = Plan.of(study), StudyFolder(out)
