@@ -206,8 +206,9 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(name, say, place):
     old, new = load_file(place / "resumed" / f"{name}.safetensors"), trained_tensors(run)
     assert old.keys() == new.keys()
     for key, tensor in old.items():
-        if not key.endswith("key.bias"):  # no logit depends on it: its gradient is rounding, which AdamW makes large
-            torch.testing.assert_close(new[key], tensor, **CLOSE)
+        # no logit depends on a key's bias: its gradient is rounding, of which AdamW makes steps, each machine its own
+        near = {"atol": 1e-4, "rtol": 0.0} if key.endswith("key.bias") else CLOSE
+        torch.testing.assert_close(new[key], tensor, **near)
     assert json.loads(say("eval", str(run), "--threads", "1", "--json"))["scores"] == record["scores"]
 
 

@@ -29,8 +29,8 @@ def shown(place):
     return written
 
 
-def test_the_bar_shows_name_steps_loss_and_the_metric(shown):
-    """Which moments are seen depends on the machine: between two evaluations there may be no time for a picture."""
+def test_the_bar_shows_name_and_steps_and_what_is_done(shown):
+    """Which moments are seen depends on the machine; test_watching has loss and metric without a clock."""
     seen = re.findall(r"my-own\s+\S+\s+(\d+)/(\d+)", plain(shown))
     steps = [int(step) for step, _ in seen]
     assert {total for _, total in seen} == {str(STEPS)}

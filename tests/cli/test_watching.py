@@ -135,6 +135,8 @@ def test_the_bar_shows_evaluation_beside_training_and_as_its_own():
     bar = Bar(Console(file=written, force_terminal=True, width=120))
     bar.start("own", 0, 4)
     bar.step(2, 0.25, "accuracy 0.500")
+    bar.bars.refresh()
+    assert re.search(r"own\s+\S+\s+2/4\s+loss 0\.250\s+accuracy 0\.500", plain(written.getvalue()))
     bar.asked(16, 40)
     bar.bars.refresh()
     bar.stop()
