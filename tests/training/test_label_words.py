@@ -98,6 +98,16 @@ def test_scores_are_the_hosts_own_log_probabilities(hosts, host, together):
     torch.testing.assert_close(torch.tensor([a.probabilities for a in said]).float(), found.softmax(-1), **CLOSE)
 
 
+@pytest.mark.parametrize("host", ["t5", "llama"])
+def test_words_that_differ_in_their_last_token_only_take_one_forward(hosts, host):
+    bench = Workbench.open(str(hosts / host), TASK)
+    calls = []
+    bench.host.register_forward_hook(lambda *_: calls.append(1))
+    said_scores(bench, TASK)
+    assert len(bench.tokenizer(TASK.label_words[0], add_special_tokens=False).input_ids) == 1
+    assert len(calls) == 1
+
+
 def test_the_loss_of_a_masked_model_is_that_of_its_labels_words(hosts):
     bench = Workbench.open(str(hosts / "bert"), TASK)
     bench.host.eval()

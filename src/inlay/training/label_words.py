@@ -150,29 +150,31 @@ def at_masks(logits: Tensor, batch: dict[str, Tensor], words: LabelWords) -> Ten
 
 
 def likelihoods(host: PreTrainedModel, batch: dict[str, Tensor], words: LabelWords, decoder: bool) -> Tensor:
-    """(B, labels): the scores of the label words as what comes after each prompt, or as what a decoder begins with."""
+    """(B, labels): the scores of the label words as what comes after each prompt, or as what a decoder begins with.
+
+    Words that differ in their last token only, as all words of one token do, are read off one forward.
+    """
     given: dict[str, Any] = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    scores = []
+    rows = len(given["input_ids"])
     model: Any = host
     states = None if decoder else model.get_encoder()(**given)
-    for word in words.ids:
-        n, rows = len(word), len(given["input_ids"])
-        token = torch.tensor([word], device=host.device).expand(rows, -1)
+    likely: dict[tuple[int, ...], Tensor] = {}  # (B, n, vocabulary) of each beginning, of n - 1 tokens
+    for begin in dict.fromkeys(word[:-1] for word in words.ids):
+        tokens = torch.tensor([begin], dtype=torch.long, device=host.device).expand(rows, -1)
         if decoder:  # prompts are padded on the left: the word stands at the same place in all rows
-            ids = torch.cat([given["input_ids"], token], 1)
-            mask = torch.cat([given["attention_mask"], torch.ones_like(token)], 1)
+            ids = torch.cat([given["input_ids"], tokens], 1)
+            mask = torch.cat([given["attention_mask"], torch.ones_like(tokens)], 1)
             position = (mask.cumsum(1) - 1).clamp(min=0)
             logits = model(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False).logits
-            logits = logits[:, -n - 1 : -1]
+            logits = logits[:, -len(begin) - 1 :]
         else:
-            start = torch.full_like(token[:, :1], _start(host))
+            start = tokens.new_full((rows, 1), _start(host))
             logits = model(
                 encoder_outputs=states, attention_mask=given["attention_mask"], use_cache=False,
-                decoder_input_ids=torch.cat([start, token[:, :-1]], 1),
+                decoder_input_ids=torch.cat([start, tokens], 1),
             ).logits  # fmt: skip
-        one = LabelWords((word,), words.together)
-        scores.append(one.scores([logits.float().log_softmax(-1)])[:, 0])
-    return torch.stack(scores, 1)
+        likely[begin] = logits.float().log_softmax(-1)
+    return torch.cat([LabelWords((word,), words.together).scores([likely[word[:-1]]]) for word in words.ids], 1)
 
 
 def _start(host: PreTrainedModel) -> int:
