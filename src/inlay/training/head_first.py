@@ -63,20 +63,21 @@ def fit_head(
         return False
     reached = _what_reaches(host, layer, codec, split)
     asked = validation if codec.task.kind in ONE_ANSWER and validation is not None and validation.examples else None
-    tried = [_fitted(layer, codec, reached, strength) for strength in (CHOICES if asked is not None else (C,))]
-    sound = [(weight, bias) for weight, bias in tried if weight.isfinite().all() and bias.isfinite().all()]
+    strengths = CHOICES if asked is not None else (C,)
+    tried = {strength: _fitted(layer, codec, reached, strength) for strength in strengths}
+    sound = {strength: found for strength, found in tried.items() if all(each.isfinite().all() for each in found)}
     if not sound:
         return False
-    best = sound[0]
+    best = C if C in sound else max(sound)
     if asked is not None:
         seen = _what_reaches(host, layer, codec, asked)
-        answers = [_answers(codec, asked, seen, *found) for found in sound]
-        telling = [i for i, said in enumerate(answers) if codec.task.kind != "classification" or _tells(said)]
-        usual = min(len(sound) - 1, CHOICES.index(C))
-        best = sound[max(telling, key=lambda i: _value(codec, asked, answers[i]), default=usual)]
+        answers = {strength: _answers(codec, asked, seen, *found) for strength, found in sound.items()}
+        telling = [each for each, said in answers.items() if codec.task.kind != "classification" or _tells(said)]
+        best = max(telling, key=lambda strength: _value(codec, asked, answers[strength]), default=best)
+    weight, bias = sound[best]
     with torch.no_grad():
-        layer.weight.copy_(best[0])
-        layer.bias.copy_(best[1])
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
     return True
 
 
