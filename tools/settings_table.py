@@ -25,7 +25,8 @@ Every setting has one name: in Python (`Settings(lr=1e-4)`), in YAML (`lr: 1e-4`
 flag (`--lr 1e-4`; words are joined by `-`, and what is on or off is `--norms` or `--no-norms`). What is `from` in YAML
 and as a flag is `start` in Python, where `from` is a word of its own. Flags win over the file, and both win over a
 recipe. A setting that nothing in the job would use is refused; all of them are named at once. A method's own settings
-(`options`) are on its page.
+(`options`) are on its page. With at most 1,000 training rows and no recipe named, the recipe `few-labels` stands in for
+some of the defaults below: see [Recipes](learner.md#recipes).
 
 This page is made from the code by `python tools/settings_table.py`.
 """
