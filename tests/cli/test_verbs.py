@@ -275,6 +275,19 @@ def test_validate_shows_labels_lengths_and_cost(inlay_cli, place):
     assert not (place / "runs" / "unnamed").exists(), "validate writes nothing"
 
 
+def test_validate_checks_a_joint_config(inlay_here, place):
+    rows = {"train_file": "train.jsonl", "validation_file": "validation.jsonl"}
+    job = {"host": "bert", "tasks": {"one": rows, "two": rows}, "batch_size": 16, "epochs": 2}
+    (place / "joint.yaml").write_text(json.dumps(job))
+    told = json.loads(inlay_here("validate", "--config", "joint.yaml", "--json"))
+    assert list(told["tasks"]) == ["one", "two"]
+    assert told["tasks"]["one"]["rows"]["train"] == 96
+    text = inlay_here("validate", "--config", "joint.yaml")
+    assert "Nothing is wrong with it." in text
+    assert "two" in text
+    assert not (place / "runs" / "unnamed").exists(), "validate writes nothing"
+
+
 def test_full_fine_tuning_keeps_its_host(inlay_here, place):
     inlay_here("train", *DATA, "--mode", "full", "--name", "all", "--out", "runs/full", "--quiet")
     assert json.loads(inlay_here("eval", "runs/full", "--json"))["scores"] == scores_of(place / "runs" / "full")

@@ -232,6 +232,22 @@ def test_everything_that_is_wrong_is_said_at_once_and_nothing_is_written(place: 
     assert not (tmp_path / "run").exists()
 
 
+def test_without_validation_rows_the_last_state_is_the_result(place: Path, tmp_path: Path) -> None:
+    tasks: dict[str, dict[str, Any]] = {
+        name: {"train_file": files(place, name)["train_file"], "test_file": files(place, name)["validation_file"]}
+        for name in ("long", "short")
+    }
+    run = train_jointly(joint(place, tmp_path / "run", tasks=tasks, validation=False))
+    assert run.record()["status"] == "finished"
+    for task in run.tasks():
+        assert task.record()["best_step"] == run.record()["steps"]
+        assert task.record()["validation"] == {}
+    tasks = {"long": tasks["long"] | {"validation": False}, "short": files(place, "short")}
+    with pytest.raises(ConfigError, match="long: no validation rows, but the others have some"):
+        train_jointly(joint(place, tmp_path / "other", tasks=tasks))
+    assert not (tmp_path / "other").exists()
+
+
 def test_settings_of_single_and_of_joint_runs_are_told_apart(tmp_path: Path) -> None:
     for said in ({"cap": 3}, {"mixed": True, "alpha": 0.5}, {"mode": "mt-a"}, {"recipe": "mt-a"}):
         with pytest.raises(ConfigError, match="several tasks"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,14 +17,16 @@ from inlay.data import Task
 from inlay.errors import CheckpointError, ConfigError, SetupError
 from inlay.host.verbs import inlays_of
 from inlay.report.plots import plot_fusion, targets_by_members
+from inlay.runs import estimate as costs
 from inlay.runs.joint_settings import JointSettings
-from inlay.runs.matrix import matrix
+from inlay.runs.matrix import _with_head, matrix
 from inlay.runs.settings import Settings
 from inlay.runs.start import method_of
-from inlay.runs.train import get_ready, train_run
+from inlay.runs.train import Allowed, check_same, get_ready, train_run
 from inlay.runs.use import open_for_use
 from inlay.training.codec import Codec
 from inlay.training.evaluate import Route, ask
+from inlay.training.loop import TrainingLoop
 from inlay.training.objectives import objective_for
 from inlay.training.workbench import Workbench
 from tests.training.small import rows, save_bert, save_t5, write_rows
@@ -309,9 +312,75 @@ def test_the_matrix_shows_what_is_forgotten(trained, monkeypatch, capsys):
     assert [line.split()[0] for line in lines[1:]] == ["a", "b"]
 
 
+def test_the_matrix_asks_a_task_as_its_own_run_does(place, tmp_path):
+    said = {"host": str(place / "t5"), "answering": "ranking", "options": {"reduction": 2}}
+    runs = [make(place, tmp_path / name, **said) for make, name in ((settings, "one"), (other, "two"))]
+    one, two = (train_run(each) for each in runs)
+    codec = _with_head(one, two).codec
+    assert codec.answering == "ranking"
+
+
 def test_a_matrix_is_of_finished_runs(place, tmp_path):
     with pytest.raises(CheckpointError, match="is not a run"):
         matrix([tmp_path, tmp_path])
+
+
+# fusions
+
+
+def fusion(place, out, **more):
+    return other(place, out, **{"mode": "fusion", "members": (place / "a", place / "c")} | more)
+
+
+def test_members_are_kept_as_they_were_when_the_run_began(trained, tmp_path, monkeypatch):
+    for name in "ac":
+        shutil.copytree(trained / name, tmp_path / name)
+    train = TrainingLoop.run
+
+    def meanwhile(loop):
+        shutil.rmtree(tmp_path / "a")
+        return train(loop)
+
+    monkeypatch.setattr(TrainingLoop, "run", meanwhile)
+    run = train_run(fusion(trained, tmp_path / "f", members=(tmp_path / "a", tmp_path / "c")))
+    assert open_for_use(run.folder).name == "f"
+
+
+def test_a_fusion_does_not_go_on_over_other_members(trained):
+    facts = get_ready(fusion(trained, "f")).facts()
+    assert list(facts["members_sha256"]) == ["a", "c"]
+    check_same(facts, facts, Allowed())
+    begun = facts | {"members_sha256": facts["members_sha256"] | {"c": "0" * 64}}
+    with pytest.raises(ConfigError, match="c: not what the run began to fuse"):
+        check_same(begun, facts, Allowed())
+    check_same({name: value for name, value in facts.items() if name != "members_sha256"}, facts, Allowed())
+
+
+def test_a_fusion_without_validation_rows_can_be_looked_at_pruned_and_collapsed(trained, tmp_path, capsys):
+    files = {"validation_file": None, "test_file": trained / "other-validation.jsonl", "validation": False}
+    run = train_run(fusion(trained, tmp_path / "unjudged", **files)).folder
+    main(["inspect", str(run), "--picture", str(tmp_path / "heat.png")])
+    main(["prune", str(run), "--keep", "1", "--out", str(tmp_path / "pruned")])
+    main(["collapse", str(run), "--out", str(tmp_path / "collapsed")])
+    assert (tmp_path / "heat.png").exists()
+    assert open_for_use(tmp_path / "pruned").name == "unjudged-pruned"
+
+
+def test_a_step_is_measured_in_the_portions_that_training_takes(place, monkeypatch):
+    seen = []
+
+    def watched(host, name, recipe):
+        objective = objective_for(host, name, recipe)
+
+        def spy(model, host, codec, portion):
+            seen.append(len(portion.batch["labels"]))
+            return objective(model, host, codec, portion)
+
+        return spy
+
+    monkeypatch.setattr(costs, "objective_for", watched)
+    costs.estimate(get_ready(settings(place, "x", accumulate=4, precision="bf16", gradient_checkpointing=True)))
+    assert seen == [4] * 8, "two steps of sixteen rows"
 
 
 # what another mode would use

@@ -12,6 +12,7 @@ from inlay import InlayError
 from inlay.cli import main
 from inlay.runs.folder import Run
 from inlay.studies.cells import StudyFolder
+from inlay.studies.file import study_from
 from inlay.studies.formats import as_csv, as_text
 from inlay.studies.plan import Plan, View, view_of
 from inlay.studies.records import Records, export
@@ -97,6 +98,24 @@ def test_what_decides_a_cell_is_in_its_name(here, finished, tmp_path, change):
     assert {after[name].slot.way for name in kept} <= {"seed": {"source"}, "setting": {"logreg"}}.get(change, set())
 
 
+def test_rows_that_a_task_names_itself_are_in_a_cells_name(here, tmp_path):
+    """A folder of rows counts by what is in it, wherever it is said."""
+    shutil.copytree(here / "bert", tmp_path / "bert")
+    shutil.copytree(here / "data", tmp_path / "data")
+
+    def names():
+        tasks = {name: {"data_dir": str(tmp_path / "data")} for name in "abc"}
+        said = {name: value for name, value in (FILE | {"tasks": tasks}).items() if name != "data_dir"}
+        study = study_from(said, "tiny", hosts={"bert": str(tmp_path / "bert")})
+        return set(View(Plan.of(study), StudyFolder(tmp_path / "none")).look().names())
+
+    before = names()
+    for name in "abc":
+        write_rows(tmp_path / "data" / name / "train.jsonl", rows(150, seed=3))
+    assert before
+    assert not before & names()
+
+
 def test_what_few_rows_take_by_themselves_is_in_a_cells_name(here, tmp_path, monkeypatch):
     """A setting that is said as its default holds against the recipe for few rows; other recipes are not it."""
 
@@ -158,6 +177,7 @@ def test_a_planted_leak_is_refused(here, tmp_path):
     ways = {"logreg": {"kind": "embeddings"}, "head": {"kind": "head"}}
     view, _ = run_here(study_in(tmp_path, ways=ways, against=None, seeds=[0]), tmp_path / "out")
     assert not view.filled
+    assert not list((tmp_path / "out" / "cells").glob("*/run.json")), "before anything is trained"
     assert len(view.failures) == 4
     assert all("judged texts are validation rows as well" in failure.error for failure in view.failures.values())
 

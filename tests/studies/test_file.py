@@ -88,6 +88,7 @@ def test_every_mistake_is_told_at_once(mistake):
         | {
             "more": {"kind": "fusion", "members": [{"way": "singles"}]},
             "x": {"learning": 1},
+            "silver": {"train_file": "silver.jsonl"},
             "y": {"grid": {"lrr": [1]}},
         },
     )
@@ -97,6 +98,7 @@ def test_every_mistake_is_told_at_once(mistake):
         "against: no way 'singel'. Did you mean 'single'?",
         "way 'more': no way 'singles'. Did you mean 'single'?",
         "way 'x': no setting 'learning'",
+        "way 'silver': train_file says where rows are, which a task does",
         "way 'y', grid: no setting 'lrr'",
     ):
         assert line in told

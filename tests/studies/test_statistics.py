@@ -17,6 +17,8 @@ from inlay.studies.statistics import (
     points,
     spread,
 )
+from inlay.studies.tables import Entry, _compared
+from inlay.training.recipe import mean_of
 
 CHANCE = np.random.default_rng(0)
 
@@ -138,6 +140,40 @@ def test_other_rows_or_other_seeds_are_not_compared():
     one, other = result(right, said), result(right, said) | {"judged_sha256": "y"}
     assert compare({0: one}, {0: other}, "accuracy") is None
     assert compare({0: one}, {1: one}, "accuracy") is None
+
+
+def test_a_metric_that_counts_cannot_give_is_not_tested():
+    """MultiRC's exact match is of groups of rows; a test of accuracy beside it would say something else."""
+    one, other = ({0: result(*answers(share=share))} for share in (0.9, 0.6))
+    assert compare(one, other, "group_exact_match") is None
+    assert compare(one, other, "accuracy") is not None
+
+
+def test_a_table_shows_the_difference_of_the_scores_that_it_shows():
+    """Rows without entities count 0 in the mean over rows, and not in the score of all."""
+
+    def tagged(score, points):
+        facts = {"task": {"kind": "tags", "metrics": ["entity_f1"], "labels": 3}, "judged_sha256": "x"}
+        return facts | {"scores": {"entity_f1": score}, "points": points}
+
+    place = {name: (name, "ner") for name in ("mine", "base", "odd")}
+    results = {
+        place["mine"]: {seed: tagged(0.60, [1.0] * 20 + [0.0] * 80) for seed in (0, 1)},
+        place["base"]: {seed: tagged(0.56, [0.9] * 20 + [0.0] * 80) for seed in (0, 1)},
+        place["odd"]: {seed: tagged(0.50, [1.0] * 20 + [0.0] * 80) for seed in (0, 1)},
+    }
+    entries = {at: Entry({}, (0, 1), "done", metric="entity_f1") for at in results}
+    found = _compared(entries, results, "base")
+    assert found[place["mine"]].against.difference == pytest.approx(0.04)
+    assert found[place["mine"]].significant
+    assert found[place["odd"]].against.difference == pytest.approx(-0.06)
+    assert not found[place["odd"]].significant, "rows say better, the score says worse: nothing is told"
+
+
+def test_the_mean_of_a_tasks_metrics_counts_mistakes_as_such_and_parts_not_at_all():
+    assert mean_of({"bleu": 0.5, "ter": 0.9}) < mean_of({"bleu": 0.5, "ter": 0.4})
+    assert mean_of({"bleu": 0.5, "bleu_seen": 0.9, "chrf": 0.3}) == pytest.approx(0.4)
+    assert mean_of({"accuracy": 0.8, "macro_f1": 0.6}) == pytest.approx(0.7)
 
 
 def test_labels_are_packed_and_unpacked():

@@ -244,6 +244,15 @@ def test_attention_is_the_mean_over_seeds(curves, drawn):
     assert seen["b"].members == ("c", "own")
 
 
+def test_a_members_name_that_begins_like_the_targets_is_not_its_own(curves, drawn, monkeypatch):
+    for result in curves.results.values():
+        if "attention" in result:
+            others = ["b-long" if name == "c" else name for name in result["attention"]["members"]]
+            monkeypatch.setitem(result["attention"], "members", others)
+    draw(curves, "attention", Asked(tasks=("b",)))
+    assert drawn[0][0]["b"].members == ("b-long", "own")
+
+
 def test_scores_stand_over_trained_parameters_and_over_rows(curves, drawn):
     """Compacter's figure 1 and its low-resource figure."""
     draw(curves, "parameters", Asked())

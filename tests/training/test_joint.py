@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -289,6 +290,51 @@ def test_tasks_that_share_nothing_have_each_its_best_state(place):
         curve = [entry[f"{name}/validation_accuracy"] for entry in outcome.history]
         assert outcome.scores[f"{name}/accuracy"] == max(curve)
         assert outcome.best_steps[name] == outcome.history[curve.index(max(curve))]["step"]
+
+
+def test_tasks_that_share_nothing_may_choose_by_their_losses(place):
+    """No metric is asked, so that each task's loss decides, and not the first evaluation."""
+    outcome = joint(place, shared=False, recipe=RECIPE.model_copy(update={"select": "loss"})).run()
+    for name in ("a", "b"):
+        curve = [entry[f"{name}/validation_loss"] for entry in outcome.history]
+        assert outcome.best_steps[name] == outcome.history[curve.index(min(curve))]["step"]
+    assert max(outcome.best_steps.values()) > outcome.history[0]["step"]
+
+
+def test_tasks_that_share_nothing_wait_for_each_other(place, monkeypatch):
+    """One task falls while the other rises: the run goes on for the one that rises."""
+    curves = {"a": iter([0.9, 0.1, 0.1, 0.1, 0.1]), "b": iter([0.1, 0.2, 0.3, 0.4, 0.5])}
+    loop = joint(place, shared=False, recipe=RECIPE.model_copy(update={"patience": 1, "eval_every": 5}))
+    for lesson in loop.lessons:
+        monkeypatch.setattr(type(lesson.codec), "measure", _measured(curves), raising=True)
+    outcome = loop.run()
+    assert outcome.steps == 24
+    assert outcome.best_steps == {"a": 5, "b": 24}
+
+
+def _measured(curves):
+    def measure(codec, split, answers):
+        return {"accuracy": next(curves[codec.task.name.removeprefix("task-")])}
+
+    return measure
+
+
+def test_a_metric_that_says_nothing_does_not_choose_for_the_others(place, monkeypatch):
+    """A correlation of equal answers is not defined; the mean is that of the rest, and not undefined for ever."""
+    curves = {"a": iter([math.nan] * 5), "b": iter([0.1, 0.2, 0.3, 0.4, 0.5])}
+    loop = joint(place, recipe=RECIPE.model_copy(update={"eval_every": 5}))
+    monkeypatch.setattr(type(loop.lessons[0].codec), "measure", _measured(curves))
+    outcome = loop.run()
+    assert outcome.best_step == 24
+    assert outcome.scores["b/accuracy"] == 0.5
+
+
+def test_a_loss_and_a_metric_have_no_mean(place):
+    loop = joint(place)
+    loss = [replace(loop.tasks[0], recipe=RECIPE.model_copy(update={"select": "loss"})), loop.tasks[1]]
+    with pytest.raises(inlay.ConfigError, match="these have no mean"):
+        JointLoop(loop.host, loss, RECIPE)
+    assert JointLoop(loop.host, loss, RECIPE, stop_on="a").run().best_step > 0
 
 
 def test_the_host_has_a_learning_rate_of_its_own(place):

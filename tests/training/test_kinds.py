@@ -236,6 +236,12 @@ def test_the_first_piece_of_a_word_carries_its_label(side):
     said = Codec(task, "labels", tokenizer, 5).answers(logits, split, [0, 1, 2])
     assert [len(answer.prediction) for answer in said] == [3, 4, 1], "one label for every word, cut off or not"
     assert said[2].prediction == given[2].target
+    outer = Task(kind="tags", labels=("B-X", "I-X", "O"))
+    cut = Codec(outer, "labels", tokenizer, 5).answers(logits, split, [0, 1, 2])[1]
+    assert cut.prediction[-1] == 2, "what was cut off is O"
+    assert cut.probabilities is not None
+    assert all(0 <= share <= 1 for share in cut.probabilities)
+    assert cut.probabilities[-1] == 0, "and nobody is sure of it"
 
 
 def test_a_long_context_is_read_in_windows_and_the_best_span_wins():

@@ -37,7 +37,7 @@ def work(
     if opened.run is None or opened.name is None or opened.run.record()["mode"] != "fusion":
         raise SetupError(f"{path} is not a fusion's run; only a fusion can be collapsed.")
     task, name = opened.codec.task, f"{opened.name[:54]}-collapsed"
-    split = opened.codec.encode(opened.rows("validation")[1])
+    split = opened.listening_rows()
     before = opened.codec.measure(split, opened.answers(split))
     collapse(opened.host, opened.name, batches_of(opened.host, split), name=name)
     activate(opened.host, name)

@@ -9,9 +9,11 @@ import click
 
 from inlay.cli.flags import any_host_flag, config_flag, flags, json_flag, merged, trust_flag
 from inlay.cli.output import columns, shown, tell
-from inlay.runs.settings import Settings
+from inlay.runs.joint_settings import JointSettings, settings_from
 
 HELP = """Check a config and its rows, and estimate the cost of training. All mistakes are named at once.
+
+Of several tasks (`tasks`) everything is checked, and the cost is not estimated.
 
 \b
 Examples:
@@ -22,13 +24,27 @@ Examples:
 
 def work(config: Path | None, any_host: bool, trust_remote_code: bool, as_json: bool, **given: Any) -> None:
     from inlay.runs.estimate import estimate
+    from inlay.runs.joint import get_ready_jointly
     from inlay.runs.train import Allowed, get_ready
 
-    job = get_ready(
-        Settings(**{"out": Path("runs/unnamed")} | merged(config, given)), Allowed(any_host, trust_remote_code)
-    )
-    facts = estimate(job)
-    tell(f"{columns(_told(facts))}\nNothing is wrong with it.", facts, as_json)
+    settings = settings_from({"out": Path("runs/unnamed")} | merged(config, given))
+    allowed = Allowed(any_host, trust_remote_code)
+    if isinstance(settings, JointSettings):
+        facts = get_ready_jointly(settings, allowed).facts()
+        told = _told_jointly(facts)
+    else:
+        facts = estimate(get_ready(settings, allowed))
+        told = _told(facts)
+    tell(f"{columns(told)}\nNothing is wrong with it.", facts, as_json)
+
+
+def _told_jointly(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is there of several tasks; what a step of them costs is not measured."""
+    tasks = [(name, f"{own['task']['kind']}; rows {shown(own['rows'], ', ')}") for name, own in facts["tasks"].items()]
+    return [
+        *tasks,
+        *((name.replace("_", " "), shown(facts[name])) for name in ("host_parameters", "trained_parameters")),
+    ]
 
 
 def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -53,5 +69,8 @@ def _told(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 command = click.Command(
-    "validate", callback=work, help=HELP, params=[config_flag, *flags(Settings), any_host_flag, trust_flag, json_flag]
+    "validate",
+    callback=work,
+    help=HELP,
+    params=[config_flag, *flags(JointSettings), any_host_flag, trust_flag, json_flag],
 )

@@ -6,9 +6,11 @@ import time
 from collections import Counter
 from typing import Any
 
+import torch
+
 from inlay.host.verbs import summary
 from inlay.runs.train import Job, peak_megabytes
-from inlay.training.batching import padding_share, training_batches
+from inlay.training.batching import padding_share, portion, training_batches
 from inlay.training.evaluate import BATCH, ask
 from inlay.training.objectives import Portion, objective_for
 
@@ -65,12 +67,19 @@ def _seconds_to_validate(job: Job) -> float:
 
 
 def _seconds_per_step(job: Job, rows: list[int]) -> float:
-    train, times = job.split("train"), []
+    """As the loop takes it: in as many portions, with its precision and its checkpointing."""
+    train, times, settings, device = job.split("train"), [], job.settings, job.host.device
+    if settings.gradient_checkpointing:
+        job.host.gradient_checkpointing_enable({"use_reentrant": False})
     objective = objective_for(job.host, job.name, job.settings)
     for _ in range(2):  # the first one warms up
         began = time.monotonic()
-        batch = {name: tensor.to(job.host.device) for name, tensor in train.features.collate(rows).items()}
-        objective(job.host, job.host, job.codec, Portion(batch, 1 / len(rows), 1.0)).backward()
+        for i in range(min(settings.accumulate, len(rows))):
+            mine = portion(rows, i, settings.accumulate)
+            batch = {name: tensor.to(device) for name, tensor in train.features.collate(mine).items()}
+            with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+                loss = objective(job.host, job.host, job.codec, Portion(batch, 1 / len(rows), len(mine) / len(rows)))
+            loss.backward()
         job.host.zero_grad(set_to_none=True)
         times.append(time.monotonic() - began)
     return times[-1]

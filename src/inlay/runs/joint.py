@@ -33,7 +33,7 @@ from inlay.methods import Method
 from inlay.runs.folder import RECORD, Run
 from inlay.runs.joint_settings import JointSettings, given_to_all, single_mode
 from inlay.runs.report import write_joint_report
-from inlay.runs.settings import Settings, useless, useless_here
+from inlay.runs.settings import PATHS, Settings, useless, useless_here
 from inlay.runs.start import method_of, norms_of
 from inlay.runs.train import (
     Allowed,
@@ -157,11 +157,9 @@ class JointJob:
         accelerator.end_training()
 
     def _lesson(self, name: str, job: Job) -> Lesson:
-        objective = objective_for(self.host, job.name, job.settings)
-        return Lesson(
-            name, job.codec, job.split("train"), job.split("validation"), job.settings, objective=objective,
-            setup=job.name,
-        )  # fmt: skip
+        objective, train = objective_for(self.host, job.name, job.settings), job.split("train")
+        judging = job.split("validation") if job.prepared.validation else EncodedSplit([], train.features)
+        return Lesson(name, job.codec, train, judging, job.settings, objective=objective, setup=job.name)
 
 
 def _finish(
@@ -319,6 +317,9 @@ def _checked(settings: JointSettings, allowed: Allowed, resume: bool) -> _Found:
             look(lambda mine=mine, task=prepared.task: mine.selected(dict.fromkeys(task.metrics, 0.0)), f"{name}: ")  # type: ignore[misc]
             if config is not None:
                 look(lambda task=prepared.task: answer_form(task, config), f"{name}: ")  # type: ignore[misc]
+    unjudged = [name for name, each in found.items() if not each.prepared.validation]
+    if unjudged and len(unjudged) < len(found):
+        problems.append(f"{', '.join(unjudged)}: no validation rows, but the others have some. All have them or none.")
     problems += _conflicts({name: each.prepared.task for name, each in found.items()})
     if not resume:
         problems += settings.of_no_use() + _unused(settings, found, config)
@@ -371,8 +372,7 @@ def lasting_jointly(settings: JointSettings) -> dict[str, Any]:
 
 
 def _lasting_own(own: Mapping[str, Any]) -> dict[str, Any]:
-    files = ("data_dir", "train_file", "validation_file", "test_file")
     return {
-        name: str(Path(value).absolute()) if name in files and value is not None else value
+        name: str(Path(value).absolute()) if name in PATHS and value is not None else value
         for name, value in own.items()
     }

@@ -106,9 +106,6 @@ class JointSettings(Settings):
         """Each task says by itself where its rows are."""
         return self
 
-    def by_recipe(self) -> dict[str, Any]:
-        return {} if self.recipe is None else super().by_recipe()
-
     def drawing(self) -> Sampling:
         """How tasks are drawn."""
         from inlay.data.mixing import Sampling

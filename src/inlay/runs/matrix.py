@@ -22,8 +22,7 @@ from inlay.host.setup import Stack
 from inlay.host.verbs import activate, add, inlays_of
 from inlay.methods.head import HeadOnly
 from inlay.runs.folder import Run
-from inlay.runs.use import Opened, open_for_use, set_in
-from inlay.training.codec import STRIDE
+from inlay.runs.use import Opened, codec_for, open_for_use, set_in
 from inlay.training.evaluate import ask
 from inlay.training.workbench import Workbench
 
@@ -49,7 +48,7 @@ class Matrix:
 
 
 def matrix(paths: Sequence[Path], split: str | None = None) -> Matrix:
-    """Every run's state on every run's task; a task that several runs have is asked with the head of the first.
+    """Every run's state on every run's task. A task that is not its own is asked with the head of the first run of it.
 
     A joint run is a state for each of its tasks.
     """
@@ -86,7 +85,7 @@ def _with_head(state: Run, asker: Run) -> Opened:
             activate(bench.host, parts[0] if len(parts) == 1 else Stack(*parts))
     except InlayError as error:
         raise ConfigError(f"{state.address} cannot be asked for {task.name}: {error}") from None
-    codec = bench.codec(asker.record()["max_length"], asker.config().get("stride", STRIDE))
+    codec = codec_for(bench, asker.record()["max_length"], asker.config())
     return Opened(bench.host.eval(), codec, name, asker)
 
 

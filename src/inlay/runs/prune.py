@@ -31,8 +31,9 @@ def write_pruned(
     host_name: str | None = None,
     allowed: Allowed = Allowed(),  # noqa: B008 (it is frozen)
 ) -> dict[str, Any]:
-    """Prune by the attention on validation rows; scores before and after are of the rows that the run was judged by.
+    """Prune by the attention on validation rows, or on training rows where there are none.
 
+    Scores before and after are of the rows that the run was judged by.
     The new run is made beside `out` and gets its name when it is complete.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -41,7 +42,7 @@ def write_pruned(
     if opened.run is None or opened.name is None or opened.run.record()["mode"] != "fusion":
         raise SetupError(f"{path} is not a fusion's run; only a fusion can be pruned.")
     old, name = opened.run, opened.name
-    chosen = opened.codec.encode(opened.rows("validation", None)[1])
+    chosen = opened.listening_rows()
     judged = opened.codec.encode(opened.rows(old.record()["judged"], None)[1])
     smaller = f"{name[:57]}-pruned"
     with replacing(out, ()) as draft:

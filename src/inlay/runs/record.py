@@ -59,6 +59,8 @@ class Record(BaseModel):
     peak_megabytes: float | None = None
     tasks: dict[str, dict[str, Any]] | None = None
     """A joint run: of each task what a run of its own would say."""
+    members_sha256: dict[str, str] | None = None
+    """A fusion: what its members were when it began."""
     attention: dict[str, dict[str, float]] | None = None
     """A fusion: the mean weight of each member at each place, on the rows that it was judged by."""
     sha256: str | None = None

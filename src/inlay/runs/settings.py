@@ -147,6 +147,8 @@ OF_A_HEAD = ("pooling", "head_layers", "head_dropout", "pairs")
 OF_WRITING = tuple(Generation.model_fields)
 OF_TEXT = ("prompt", "answers", "answering", "packing", *OF_WRITING)
 OF_WORDS = ("label_words", "label_tokens", "demonstrations")
+PATHS = ("data_dir", "train_file", "validation_file", "test_file")
+"""Settings that say where rows are, and not which."""
 OF_VALIDATION = ("patience", "select", "eval_every", "eval_rows", "validation_file")
 OF_SAMPLING = ("top_k", "top_p", "sampling_seed")
 

@@ -29,7 +29,7 @@ from inlay.host.verbs import inlays_of, summary
 from inlay.methods import Method
 from inlay.runs.folder import Run, inlay_in, versions
 from inlay.runs.report import write_report
-from inlay.runs.settings import FEW, FEW_LABELS, Settings, as_few, unused, unused_here
+from inlay.runs.settings import FEW, FEW_LABELS, PATHS, Settings, as_few, unused, unused_here
 from inlay.runs.start import begun_from_a_run, method_of, norms_of, start_from
 from inlay.storage.files import digest
 from inlay.storage.folders import replacing
@@ -50,8 +50,6 @@ from inlay.training.workbench import Workbench, open_config
 T = TypeVar("T")
 Finishing = Callable[["Job", EncodedSplit, list[Answer]], None]
 """Is given the job with its best state, the judged rows and the answers to them, before the run counts as finished."""
-FILES = ("data_dir", "train_file", "validation_file", "test_file")
-"""Settings that are paths of rows."""
 
 
 @dataclass(frozen=True)
@@ -337,7 +335,7 @@ def carry_out(
     check_trackers(settings.trackers)
     accelerator = accelerator_for(settings, settings.trackers, settings.out)
     if not accelerator.is_main_process:
-        ready(settings, allowed, resume=resume).learn(run, accelerator, Silent())
+        ready(settings, allowed, resume=resume).learn(run, accelerator, Silent(), finish)
         return run
     with run.locked(fresh=not resume):
         if finish and not run.checkpoint.exists():
@@ -378,6 +376,12 @@ def check_same(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed) -> 
             f"the {' and '.join(other)} rows are not those that the run began with: as many, but others. "
             f"Start a new run."
         )
+    fused = now.get("members_sha256", {})
+    other = [name for name, found in fused.items() if begun.get("members_sha256", fused).get(name) != found]
+    if other:
+        raise ConfigError(
+            f"{', '.join(other)}: not what the run began to fuse; its files have changed since. Start a new run."
+        )
     check_same_host(begun, now, allowed)
 
 
@@ -393,7 +397,7 @@ def check_same_host(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed
 def lasting(settings: Settings) -> dict[str, Any]:
     """Every setting, with paths that hold from any folder."""
     found = dict(json.loads(as_json(settings.model_dump(mode="json", exclude_none=True, exclude={"out"}))))
-    for name in FILES:
+    for name in PATHS:
         if name in found:
             found[name] = str(Path(found[name]).absolute())
     found["members"] = [str(member.absolute()) for member in settings.members]
@@ -414,6 +418,8 @@ def _train(
 ) -> None:
     if job.settings.trackers:
         accelerator.init_trackers("inlay", config={"task": job.prepared.task.name, "seed": job.settings.seed})
+    if accelerator.is_main_process:
+        _keep_members(job, run)
     loop = TrainingLoop(
         job.host,
         job.codec,
@@ -452,6 +458,20 @@ def judge(
         watch.stop()
 
 
+def _keep_members(job: Job, run: Run) -> None:
+    """Copies of what is fused, as it is when the run begins: it may be trained anew in its own place meanwhile."""
+    for name, member in _members(job).items():
+        if not (run.members / name).exists():
+            run.keep_member(inlay_in(member), name)
+
+
+def _members(job: Job) -> dict[str, Path]:
+    """What is fused, by its names on the host."""
+    if job.settings.mode != "fusion" or job.name is None:
+        return {}
+    return dict(zip(inlays_of(job.host)[job.name].method.needs, job.settings.members, strict=True))
+
+
 def _finish(
     job: Job,
     run: Run,
@@ -463,10 +483,6 @@ def _finish(
     """Write the result; the checkpoint goes last, when nothing depends on it any more."""
     scores = job.codec.measure(judged, answers)
     if job.name is not None:
-        if job.settings.mode == "fusion":
-            names = inlays_of(job.host)[job.name].method.needs
-            for name, member in zip(names, job.settings.members, strict=True):
-                run.keep_member(inlay_in(member), name)
         data = noted(job.codec)
         save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores, data=data)
         run.note(inlay_sha256=read_manifest(run.inlay).sha256)
@@ -547,9 +563,10 @@ def _rows_digest(rows: Sequence[Example]) -> str:
 
 def _facts(job: Job) -> dict[str, Any]:
     settings = job.settings
-    return (
-        facts_of_task(job) | {"mode": settings.mode, "settings": lasting(settings)} | facts_of_host(job.host, settings)
-    )
+    own = {"mode": settings.mode, "settings": lasting(settings)}
+    if members := _members(job):
+        own["members_sha256"] = {name: read_manifest(inlay_in(path)).sha256 for name, path in members.items()}
+    return facts_of_task(job) | own | facts_of_host(job.host, settings)
 
 
 def facts_of_task(job: Job) -> dict[str, Any]:

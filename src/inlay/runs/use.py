@@ -20,8 +20,8 @@ from inlay.errors import CheckpointError, ConfigError
 from inlay.host.heads import CHOICE, SPAN, Head
 from inlay.host.verbs import activate
 from inlay.runs.folder import RECORD, Run, run_at
-from inlay.runs.settings import Settings
-from inlay.runs.train import FILES, Allowed
+from inlay.runs.settings import PATHS, Settings
+from inlay.runs.train import Allowed
 from inlay.training.codec import Answer, Codec, EncodedSplit, asking
 from inlay.training.evaluate import Route, ask
 from inlay.training.generation import write
@@ -69,13 +69,18 @@ class Opened:
         split = split or prepared.judge
         return split, prepared.split(split)
 
+    def listening_rows(self) -> EncodedSplit:
+        """Rows to see by what a fusion listens to: validation rows, or training rows of a run without any."""
+        prepared = prepare(self._data(None))
+        return self.codec.encode(self.rows("validation" if prepared.validation else "train")[1])
+
     def _data(self, data_dir: Path | None) -> Data:
         """Where the rows of its own task are."""
         task = self.codec.task
         if self.run is not None:
             config = self.run.config()
             if data_dir is not None:
-                config = {name: value for name, value in config.items() if name not in (*FILES, "hub")}
+                config = {name: value for name, value in config.items() if name not in (*PATHS, "hub")}
                 config["data_dir"] = data_dir
             columns = {name: getattr(task, name) for name in ("text", "pair", "label")}
             return Settings(**config | columns | {"out": self.run.folder})

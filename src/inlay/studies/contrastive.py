@@ -52,7 +52,7 @@ def fit(host_name: str, prepared: Prepared, max_length: int, seed: int, how: Map
         answers = {
             split: [int(label) for label in model.predict(_texts(examples), as_numpy=True, show_progress_bar=False)]
             for split in ("validation", prepared.judge)
-            if (examples := prepared.split(split))
+            if (examples := getattr(prepared, split))
         }
     validation: dict[str, float] = {}
     if prepared.validation:

@@ -9,6 +9,7 @@ convergence   the validation score over the steps (AdaMix, figure 7)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,8 @@ def attention(view: View, asked: Asked) -> dict[str, Markup]:
                 place: torch.tensor([one["places"][place] for one in ones], dtype=torch.float64).mean(0)
                 for place in ones[0]["places"]
             }
-            names = tuple("own" if name.startswith(task) else name for name in ones[0]["members"])
+            own = re.compile(rf"{re.escape(task)}(-\d+)?")  # members of one name are told apart by a number
+            names = tuple("own" if own.fullmatch(name) else name for name in ones[0]["members"])
             activations[task] = FusionActivations(task, names, mean, dict.fromkeys(mean, 0))
         title = f"{way}, {host}, {rows or 'all'} training rows"
         made[title] = fusions_svg(activations)

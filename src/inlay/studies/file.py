@@ -29,7 +29,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from inlay.config import Config
 from inlay.errors import ConfigError, InlayError, nearest
 from inlay.runs.joint_settings import JOINT_ONLY
-from inlay.runs.settings import Settings
+from inlay.runs.settings import PATHS, Settings
 from inlay.runs.yaml_text import read_yaml
 
 ALL = "all"
@@ -282,6 +282,8 @@ def _settings(study: Study) -> list[str]:
         for name in said:
             if name in DECIDED:
                 found.append(f"{where}: {name} is what the study itself says; leave it out.")
+            elif name in PATHS and where.startswith(("way", "by_rows")):  # a cell is known by its task's rows
+                found.append(f"{where}: {name} says where rows are, which a task does: tasks: {{name: {{{name}: …}}}}.")
             elif name not in known:
                 found.append(f"{where}: no setting {name!r}.{nearest(str(name), [*known, *own])}")
     return found

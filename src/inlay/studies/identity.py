@@ -53,9 +53,10 @@ def host_digest(host: str) -> str:
 def rows_digest(task: str, said: Mapping[str, Any], data_dir: Path | None) -> str:
     """Of rows in files their content; of rows on the hub their name there."""
     own = {name: Path(said[f"{name}_file"]) for name in ("train", "validation", "test") if said.get(f"{name}_file")}
-    if not own and not said.get("hub") and data_dir is not None:
+    place = said.get("data_dir") or data_dir
+    if not own and not said.get("hub") and place is not None:
         known = builtin_tasks().get(task)
-        folder = Path(said.get("data_dir") or data_dir) / ((known.folder if known is not None else None) or task)
+        folder = Path(place) / ((known.folder if known is not None else None) or task)
         if not folder.is_dir():
             raise ConfigError(f"the rows of {task}: {folder} is not a folder.")
         own = {file.name.partition(".")[0]: file for file in sorted(folder.iterdir()) if file.is_file()}

@@ -250,11 +250,6 @@ class View:
                         want(cell)
         return list(found.values())
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to do."""
-        return not self.ready()
-
     def names(self) -> dict[str, Cell]:
         """Every cell that has a name, each once."""
         return {cell.name: cell for cells in self.cells.values() for cell in cells}

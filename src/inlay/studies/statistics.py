@@ -7,7 +7,8 @@
     several tests   Holm's correction: the k-th smallest of m p-values times (m − k + 1), never falling
 
 Scores that are no mean over rows (F1, Matthews, Pearson, Spearman) are computed anew for every draw: from counts of
-(right, said), or from the numbers; Spearman's ranks are those of all rows.
+(right, said), or from the numbers; Spearman's ranks are those of all rows. Of text, tags and several labels the mean
+of each row's own score is tested, which is not the score of all rows together that a table shows.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ DRAWS = 4000
 LIKELY = 0.05
 PER_TEST = 80
 """Draws for each test of a table: the smallest p after Holm's correction is then 2 / 80."""
+CORRELATIONS, OF_COUNTS = ("pearson", "spearman"), ("matthews", "f1", "macro_f1")
+"""Metrics that are computed anew for every draw; of others that are no mean over rows nothing is tested."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -109,8 +112,9 @@ def compare(
         return None  # each row's own score is kept of the main metric alone
     if metric in MEANS or "points" in facts:
         return _of_points(pairs, draws)
-    of = _of_numbers if facts["task"]["kind"] == "regression" else _of_labels
-    return of(pairs, metric, draws)
+    if metric in CORRELATIONS and facts["task"]["kind"] == "regression":
+        return _of_numbers(pairs, metric, draws)
+    return _of_labels(pairs, metric, draws) if metric in OF_COUNTS else None
 
 
 def points(result: Result) -> Array:
@@ -172,7 +176,7 @@ def _of_counts(counts: Array, metric: str, task: Mapping[str, Any]) -> Array:
     if metric == "macro_f1":
         there = (right + said) > 0
         return f1.sum(1) / np.maximum(there.sum(1), 1)
-    return hits.sum(1) / total
+    return hits.sum(1) / total  # accuracy
 
 
 def _of_numbers(pairs: Sequence[tuple[Result, Result]], metric: str, draws: int) -> Comparison:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +12,7 @@ from inlay.studies.cells import Result
 from inlay.studies.plan import View
 from inlay.studies.statistics import DRAWS, PER_TEST, Comparison, Spread, average_ranks, compare, finite, holm, spread
 from inlay.studies.ways import Slot
-from inlay.training.recipe import LOSS, LOWER_IS_BETTER
+from inlay.training.recipe import LOSS, LOWER_IS_BETTER, mean_of
 
 GLUE = ("cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte")
 """As most papers average it: without WNLI."""
@@ -227,8 +228,8 @@ def score_of(result: Result, score: str) -> tuple[str, float | None]:
     if score == LOSS:
         return LOSS, result.get(LOSS)
     if score == "mean":
-        known = finite(list(scores.values()))
-        return "mean", sum(known) / len(known) if len(known) == len(scores) else None
+        mean = mean_of(scores)
+        return "mean", mean if math.isfinite(mean) else None
     name = next(iter(scores)) if score == "main" else score
     if name not in scores:
         return name, None
@@ -248,12 +249,20 @@ def _compared(
         mine, other = results[way, task], results[str(reference), task]
         metric = entry.metric if entry.metric != "mean" else next(iter(next(iter(mine.values()))["scores"]))
         if (compared := compare(mine, other, metric, max(DRAWS, PER_TEST * len(tested)))) is not None:
-            found[way, task] = compared
+            shown = _difference(mine, other, entry.metric)
+            agrees = shown * compared.difference > 0  # a test of each row's own score may point elsewhere
+            found[way, task] = replace(compared, difference=shown, p=compared.p if agrees else 1.0)
     adjusted = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
     return {
         place: replace(entry, against=replace(found[place], p=adjusted[place])) if place in found else entry
         for place, entry in entries.items()
     }
+
+
+def _difference(one: Mapping[int, Result], other: Mapping[int, Result], score: str) -> float:
+    """Of the mean scores that are shown, over the seeds that both have."""
+    pairs = [(score_of(one[seed], score)[1], score_of(other[seed], score)[1]) for seed in one.keys() & other.keys()]
+    return sum((a or 0.0) - (b or 0.0) for a, b in pairs) / len(pairs)
 
 
 def _mean(entry: Entry | None) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from inlay.errors import ConfigError
 from inlay.runs.joint_settings import OF_ONE_TASK, OWN, JointSettings, settings_from
-from inlay.runs.settings import FEW, Settings, as_few, unused
+from inlay.runs.settings import FEW, PATHS, Settings, as_few, unused
 from inlay.studies.file import Member, Study, Way
 from inlay.studies.identity import HEAD_FIRST
 from inlay.training.recipe import Recipe
@@ -24,8 +24,6 @@ from inlay.training.recipe import Recipe
 Work = Literal["train", "joint", "part", "embeddings", "setfit", "route"]
 JOINT = "(joint)"
 """Stands for the task in the slot of a joint training; each task of it is a slot of its own, filled from that one."""
-PATHS = ("data_dir", "train_file", "validation_file", "test_file")
-"""Settings that say where rows are, and not which."""
 NOT_DECIDING = {"out", "host", "recipe", "threads", "trackers", "members", "start", "name", *PATHS}
 """Settings that do not decide a result, or that stand in the identity in another form."""
 DEFAULT_C = (0.01, 0.1, 1.0, 10.0, 100.0)

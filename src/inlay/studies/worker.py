@@ -57,7 +57,11 @@ def run_cell(cell: Description, watch: Any = None) -> tuple[Ending, str]:
     except InUse:
         return "elsewhere", ""
     except OSError as problem:
-        return _of_the_disk(problem)
+        ending, error = _of_the_disk(problem)
+        if ending == "failed":
+            with suppress(OSError):  # it may be the very folder that cannot be written to
+                folder.note_failure(name, error, final=False)
+        return ending, error
 
 
 def _run(folder: StudyFolder, name: str, cell: Description, watch: Any) -> tuple[Ending, str]:
@@ -97,6 +101,7 @@ def _of_the_disk(problem: OSError) -> tuple[Ending, str]:
 
 
 def _train(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+    from inlay.data import prepare
     from inlay.runs.folder import Run
     from inlay.runs.settings import Settings
     from inlay.runs.train import train_run
@@ -112,6 +117,7 @@ def _train(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
         said["start"] = folder.place(cell["start"])
     settings, record = Settings(**said), run.record()
     if record.get("status") != "finished":
+        check_apart(prepare(settings))
         keep = _finishing(lambda job: run.folder / ANSWERS, folder, needs)
         train_run(settings, resume=bool(record), watch=watch, finishing=keep)
         if record:
@@ -122,12 +128,15 @@ def _train(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
 
 def _joint(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
     """Train several tasks together; `_part` says what came of each."""
+    from inlay.data import prepare
     from inlay.runs.folder import Run
     from inlay.runs.joint import train_jointly
 
     run, settings = Run(folder.cell(name)), _joint_settings(folder.cell(name), cell["settings"])
     record = run.record()
     if record.get("status") != "finished":
+        for task, own in settings.tasks:
+            check_apart(prepare(settings.task_settings(task, own)))
         keep = _finishing(lambda job: run.folder / PARTS / f"{job.settings.task}.json")
         train_jointly(settings, resume=bool(record), watch=watch, finishing=keep)
         if record:
@@ -144,6 +153,7 @@ def _joint(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
         "selected": _mean([part["selected"] for part in parts.values()]),
         "resumed": (run.folder / "resumed").exists(),
         "peak_megabytes": record.get("peak_megabytes"),
+        "host_bytes": _host_bytes(run.folder),
     }
 
 
@@ -157,7 +167,7 @@ def _part(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Resu
     settings = _joint_settings(whole, run.config())
     folder.note_part(name, cell["of"], cell["settings"]["task"])
     found = _of_task(whole, tasks[cell["settings"]["task"]], settings)
-    host = sum(file.stat().st_size for file in (whole / "host").glob("*.safetensors"))
+    host = (folder.result(cell["of"]) or {}).get("host_bytes") or _host_bytes(whole)  # the host itself may be gone
     return found | {
         "seconds": round(found["seconds"] / len(tasks), 3),
         "stored_bytes": found["stored_bytes"] + host // len(tasks),
@@ -195,7 +205,6 @@ def _finishing(
     from inlay.training.evaluate import attention_on
 
     def keep(job: Any, judged: Any, answers: Any) -> None:
-        check_apart(job.prepared)
         if job.name is not None:
             activate(job.host, job.name)  # of several tasks, another one may be
         facts = judged_facts(job.prepared.task, judged.examples, [answer.prediction for answer in answers])
@@ -220,7 +229,7 @@ def _of_record(record: dict[str, Any], folder: Path, answers: Path, inlay: Path 
     from inlay.data import Task
 
     weights = (inlay or folder / "inlay") / "weights.safetensors"
-    stored = sum(f.stat().st_size for f in (folder / "host").glob("*.safetensors")) if record["mode"] == "full" else 0
+    stored = _host_bytes(folder) if record["mode"] == "full" and inlay is None else 0
     return read_json(answers) | {
         "task": _task_facts(Task(**record["task"])),
         "rows": record["rows"],
@@ -240,6 +249,11 @@ def _of_record(record: dict[str, Any], folder: Path, answers: Path, inlay: Path 
         "notes": record["notes"],
         "versions": record["versions"],
     }
+
+
+def _host_bytes(folder: Path) -> int:
+    """What the host that a run left takes."""
+    return sum(file.stat().st_size for file in (folder / "host").glob("*.safetensors"))
 
 
 def _over_time(entries: list[dict[str, Any]], record: dict[str, Any], settings: Any) -> Result:

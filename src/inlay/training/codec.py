@@ -267,10 +267,11 @@ class Codec:
         for i, row in enumerate(rows):
             word = split.features.stands_for(row)["word"].long()
             first, here = word >= 0, split.features.real(len(word), logits.shape[1])
-            said, sure = torch.full((2, len(split.examples[row].words)), outside).double()
-            said[word[first]] = labels[i, here][first].double()
+            words = len(split.examples[row].words)
+            said, sure = torch.full((words,), outside), torch.zeros(words, dtype=shares.dtype)
+            said[word[first]] = labels[i, here][first]
             sure[word[first]] = shares[i, here][first]
-            found.append(Answer(tuple(map(int, said.tolist())), tuple(sure.tolist())))
+            found.append(Answer(tuple(said.tolist()), tuple(sure.tolist())))
         return found
 
     def _spans(self, logits: Tensor, split: EncodedSplit, rows: Sequence[int]) -> list[Answer]:

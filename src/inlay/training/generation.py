@@ -35,7 +35,7 @@ from inlay.training.batching import reading_batches
 from inlay.training.codec import Codec, EncodedSplit
 from inlay.training.joined import JoinedFeatures
 from inlay.training.recipe import Generation
-from inlay.training.tokens import Features, Tokens
+from inlay.training.tokens import Features, Tokens, decoder_start
 
 BATCH = 64
 """Sequences that are written at once; with beams fewer rows."""
@@ -124,9 +124,7 @@ def longest_answer(split: EncodedSplit) -> int:
 def settings_for(host: PreTrainedModel, codec: Codec, room: int) -> GenerationConfig:
     """Our settings alone: what a host's own file says of sampling or beams does not act."""
     how, own = codec.generation, host.generation_config
-    start = getattr(own, "decoder_start_token_id", None)
-    if start is None:
-        start = getattr(host.config, "decoder_start_token_id", None)
+    start = decoder_start(host) if host.config.is_encoder_decoder else None
     beams = {"length_penalty": how.length_penalty} if how.beams > 1 else {}
     ends = getattr(own, "eos_token_id", None)
     ends = {codec.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}

@@ -36,7 +36,8 @@ from inlay.training.evaluate import by_choice
 from inlay.training.lesson import Lesson
 from inlay.training.loop import Entry, Loop, adamw, check_complete
 from inlay.training.objectives import plain_loss
-from inlay.training.recipe import Recipe
+from inlay.training.recipe import LOSS, Recipe
+from inlay.training.state import Standing
 from inlay.training.tokens import IGNORED, Features
 
 T = TypeVar("T")
@@ -166,6 +167,12 @@ class JointLoop(Loop):
         trained = [name for name, p in self.host.named_parameters() if p.requires_grad]
         self.apart = all(name.startswith(f"{ATTRIBUTE}.") for name in trained)
         """Whether the tasks share nothing."""
+        by_loss = [lesson.name for lesson in self.tasks if lesson.recipe.select == LOSS]
+        if by_loss and not self.apart and self.stop_on == MEAN and len(by_loss) < len(names):
+            raise ConfigError(
+                f"`select` is {LOSS} for {', '.join(by_loss)} and a metric for the others: these have no mean. "
+                f"Choose by one of both for all tasks, or by one task (`stop_on`)."
+            )
         self.together: bool | None = None
         """Whether rows of several tasks can share one pass; None: not known yet."""
         lengths = {lesson.name: lesson.train.features.lengths for lesson in self.tasks}
@@ -273,17 +280,20 @@ class JointLoop(Loop):
 
     # evaluation
 
-    def chosen(self, values: Mapping[str, float]) -> float:
-        return sum(values.values()) / len(values) if self.stop_on == MEAN else values[self.stop_on]
+    def deciding(self) -> list[Lesson]:
+        return [lesson for lesson in self.lessons if self.stop_on in (MEAN, lesson.name)]
 
-    def keep_best(self, values: Mapping[str, float], better: bool) -> list[Lesson]:
+    def weighed(self, quiet: Sequence[Lesson]) -> Sequence[Lesson]:
+        return quiet if self.apart else super().weighed(quiet)
+
+    def keep_best(self, standings: Mapping[str, Standing], better: bool) -> list[Lesson]:
         if not self.apart:
-            return super().keep_best(values, better)
+            return super().keep_best(standings, better)
         at, kept = self.position, []
         for lesson in self.lessons:
-            value = values[lesson.name]
-            if lesson.name not in at.best_of or value > at.best_of[lesson.name]:
-                at.best_of[lesson.name] = value if math.isfinite(value) else -math.inf
+            best, now = at.best_of.get(lesson.name), standings[lesson.name]
+            if now.beats(None if best is None else Standing(best, at.best_losses.get(lesson.name))):
+                at.best_of[lesson.name], at.best_losses[lesson.name] = now.value, now.loss
                 at.best_steps[lesson.name] = at.step
                 self.learned.keep(self._own(lesson))
                 kept.append(lesson)
@@ -302,7 +312,8 @@ class JointLoop(Loop):
     def _entry(self, scores: Mapping[str, Mapping[str, float]], values: Mapping[str, float]) -> Entry:
         at, epochs = self.position, self.recipe.epochs or 1
         entry = super()._entry(scores, values)
-        entry["validation_mean"] = sum(values.values()) / len(values)
+        if values:
+            entry["validation_mean"] = sum(values.values()) / len(values)
         for lesson in self.lessons:
             noted = torch.tensor(at.task_losses.get(lesson.name, [0.0, 0.0]), device=self.accelerator.device)
             summed, counted = self.accelerator.reduce(noted, "sum").tolist()

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inlay.data.task import Task
 from inlay.errors import ConfigError
-from inlay.training.tokens import Features, Tokens, flat
+from inlay.training.tokens import Features, Tokens, decoder_start, flat
 
 Together = Literal["one", "sum", "mean"]
 """How the tokens of a word count: there may be only one, or they are summed, or averaged."""
@@ -168,15 +168,10 @@ def likelihoods(host: PreTrainedModel, batch: dict[str, Tensor], words: LabelWor
             logits = model(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False).logits
             logits = logits[:, -len(begin) - 1 :]
         else:
-            start = tokens.new_full((rows, 1), _start(host))
+            start = tokens.new_full((rows, 1), decoder_start(host))
             logits = model(
                 encoder_outputs=states, attention_mask=given["attention_mask"], use_cache=False,
                 decoder_input_ids=torch.cat([start, tokens], 1),
             ).logits  # fmt: skip
         likely[begin] = logits.float().log_softmax(-1)
     return torch.cat([LabelWords((word,), words.together).scores([likely[word[:-1]]]) for word in words.ids], 1)
-
-
-def _start(host: PreTrainedModel) -> int:
-    found = getattr(host.generation_config, "decoder_start_token_id", None)
-    return int(found if found is not None else host.config.decoder_start_token_id or 0)

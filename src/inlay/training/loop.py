@@ -38,7 +38,7 @@ from inlay.training.lesson import Lesson
 from inlay.training.objectives import Objective, Portion, plain_loss
 from inlay.training.progress import Silent, Watcher, counter
 from inlay.training.recipe import Recipe
-from inlay.training.state import Learned, Position, load_state, random_state, save_state
+from inlay.training.state import Learned, Position, Standing, load_state, random_state, save_state, together
 
 Entry = dict[str, float]
 """What is logged of one evaluation: step, epoch, loss, lr and validation_<metric>."""
@@ -174,12 +174,11 @@ class Loop:
     def clip(self) -> None:
         self.accelerator.clip_grad_norm_(self.learned.now.values(), self.settings.clip)
 
-    def chosen(self, values: Mapping[str, float]) -> float:
-        """What chooses the best state, from what each task says."""
-        (value,) = values.values()
-        return value
+    def deciding(self) -> list[Lesson]:
+        """The tasks that choose the best state and stop early."""
+        return self.lessons
 
-    def keep_best(self, values: Mapping[str, float], better: bool) -> list[Lesson]:
+    def keep_best(self, standings: Mapping[str, Standing], better: bool) -> list[Lesson]:
         """Keep the best state; returns the lessons that are kept as they are now."""
         if better:
             self.learned.keep()
@@ -304,21 +303,25 @@ class Loop:
         answers = self._answers()
         scores = {lesson.name: lesson.codec.measure(lesson.validation, answers[lesson.name]) for lesson in self.lessons}
         values = {lesson.name: lesson.recipe.selected(scores[lesson.name])[1] for lesson in self.lessons}
-        value = self.chosen(values)
-        silent = all(
-            lesson.codec.says_nothing(values[lesson.name], answers[lesson.name]) for lesson in self.lessons
-        )  # fmt: skip
-        judged = self._validation_loss() if silent else None
-        self._log(self._entry(scores, values) | ({"validation_loss": judged} if judged is not None else {}))
-        better = self._is_better(value, judged)
+        quiet = [
+            lesson for lesson in self.lessons
+            if lesson.codec.says_nothing(values[lesson.name], answers[lesson.name])
+        ]  # fmt: skip
+        standings = {lesson.name: Standing(values[lesson.name]) for lesson in self.lessons}
+        losses = {lesson: self._validation_loss(lesson) for lesson in self.weighed(quiet)}
+        standings |= {lesson.name: Standing.of_loss(loss) for lesson, loss in losses.items()}
+        whole = together([standings[lesson.name] for lesson in self.deciding()])
+        logged = {f"{lesson.prefix}validation_loss": loss for lesson, loss in losses.items()}
+        logged |= {} if whole.loss is None else {"validation_loss": whole.loss}
+        self._log(self._entry(scores, values) | logged)
+        better = whole.beats(None if at.best is None else Standing(at.best, at.best_loss))
         if better:
-            at.best, at.best_loss = (value if math.isfinite(value) and not silent else -math.inf), judged
-            at.waited, at.best_step = 0, at.step
-        else:
-            at.waited += 1
-        for lesson in self.keep_best(values, better):
+            at.best, at.best_loss, at.best_step = whole.value, whole.loss, at.step
+        kept = self.keep_best(standings, better)
+        for lesson in kept:
             at.best_scores |= {lesson.prefix + name: score for name, score in scores[lesson.name].items()}
             self.best_answers[lesson.name] = answers[lesson.name]
+        at.waited = 0 if any(lesson in kept for lesson in self.deciding()) else at.waited + 1
         at.stopped = bool(self.settings.patience) and at.waited >= self.settings.patience
 
     def _judges(self) -> bool:
@@ -331,20 +334,13 @@ class Loop:
         self.position.best, self.position.best_step = float(self.position.step), self.position.step
         self.learned.keep()
 
-    def _validation_loss(self) -> float:
-        """The mean of the tasks' losses on their validation rows."""
-        found = []
-        for lesson in self.lessons:
-            lesson.enter()
-            found.append(loss_on(self.host, lesson.codec, lesson.validation, self.accelerator))
-        return sum(found) / len(found)
+    def weighed(self, quiet: Sequence[Lesson]) -> Sequence[Lesson]:
+        """The tasks whose loss is asked for, where those metrics say nothing."""
+        return self.deciding() if all(lesson in quiet for lesson in self.deciding()) else []
 
-    def _is_better(self, value: float, loss: float | None) -> bool:
-        """Whether a state beats the best one: by its metric, or, while that says nothing, by its loss."""
-        at = self.position
-        if at.best is None or loss is None:
-            return at.best is None or value > at.best
-        return at.best == -math.inf and (at.best_loss is None or loss < at.best_loss)
+    def _validation_loss(self, lesson: Lesson) -> float:
+        lesson.enter()
+        return loss_on(self.host, lesson.codec, lesson.validation, self.accelerator)
 
     def _answers(self) -> dict[str, list[Answer]]:
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []

@@ -31,6 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inlay.training.codec import Answer, Codec
+from inlay.training.tokens import decoder_start
 
 BY_DISTANCE = ("t5", "mt5")
 """Families whose decoder has one bias by distance for all its layers; others run one pass per candidate."""
@@ -95,7 +96,7 @@ def tree_of(candidates: list[list[int]], start: int) -> Tree:
 def _together(host: PreTrainedModel, batch: dict[str, Tensor], tokens: list[list[list[int]]]) -> Scored:
     """All candidates of a row in one pass."""
     known: dict[str, Tree] = {}  # rows have mostly the same candidates
-    trees = [known.setdefault(str(row), tree_of(row, _start(host))) for row in tokens]
+    trees = [known.setdefault(str(row), tree_of(row, decoder_start(host))) for row in tokens]
     size, longest = max(len(tree.inputs) for tree in trees), max(len(tree.at) for tree in trees)
     masks = {key: _mask(host, tree.parents, size) for key, tree in known.items()}
     given, at, wanted, owner = (
@@ -142,7 +143,7 @@ def _mask(host: PreTrainedModel, parents: list[int], size: int) -> Tensor:
 
 def _one_by_one(host: PreTrainedModel, batch: dict[str, Tensor], tokens: list[list[list[int]]]) -> Scored:
     """A pass for the first candidate of every row, one for the second, and so on; the encoder runs once."""
-    start, device = _start(host), host.device
+    start, device = decoder_start(host), host.device
     model: Any = host
     mask = batch.get("attention_mask")
     states = model.get_encoder()(**{name: t for name, t in batch.items() if name in ("input_ids", "attention_mask")})
@@ -160,11 +161,6 @@ def _one_by_one(host: PreTrainedModel, batch: dict[str, Tensor], tokens: list[li
                 scores[row].append(float(likely[row, : len(own[row])].sum()))
                 written[row].append(bool(first[row, : len(own[row])].all()))
     return scores, written
-
-
-def _start(host: PreTrainedModel) -> int:
-    found = host.generation_config.decoder_start_token_id if host.generation_config is not None else None
-    return int(found if found is not None else host.config.decoder_start_token_id or 0)
 
 
 def _of_tokens(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

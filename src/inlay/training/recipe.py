@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inlay.config import Config
+from inlay.data.task import METRICS
 from inlay.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -161,12 +163,19 @@ class Recipe(Generation):
         if name == LOSS:
             return name, math.nan  # no metric is asked, so that the loss decides
         if name == MEAN:
-            return name, sum(scores.values()) / len(scores)
+            return name, mean_of(scores)
         if name not in scores:
             raise ConfigError(
                 f"`select` is {name!r}, but this task has the metrics {', '.join(scores)}; or use {MEAN} or {LOSS}."
             )
         return name, -scores[name] if name in LOWER_IS_BETTER else scores[name]
+
+
+def mean_of(scores: Mapping[str, float]) -> float:
+    """The mean of a task's metrics, those of mistakes as negative values; those of parts of the rows do not count."""
+    known = {metric for kind in METRICS.values() for metric in kind}
+    values = [-value if name in LOWER_IS_BETTER else value for name, value in scores.items() if name in known]
+    return sum(values) / len(values) if values else math.nan
 
 
 MODE_RATES: dict[str, tuple[float, float]] = {"head": (1e-3, 1e-3), "full": (2e-5, 3e-4)}

@@ -7,7 +7,8 @@ checkpoint.safetensors   now.<parameter>, best.<parameter>, optimizer.<parameter
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,33 @@ from torch import Tensor, nn
 from inlay.errors import CheckpointError
 from inlay.storage.files import write_whole
 from inlay.storage.tensor_file import Damaged, pack, unpack
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How good a state is: by its metric or, while that says nothing, by its loss."""
+
+    value: float
+    """-inf: the metric says nothing."""
+    loss: float | None = None
+
+    @classmethod
+    def of_loss(cls, loss: float) -> Standing:
+        return cls(-math.inf, loss)
+
+    def beats(self, other: Standing | None) -> bool:
+        if other is None or self.loss is None:
+            return other is None or self.value > other.value
+        return other.value == -math.inf and (other.loss is None or self.loss < other.loss)
+
+
+def together(standings: Sequence[Standing]) -> Standing:
+    """The mean over tasks: of their losses if all have one, or else of their metrics; one that says nothing is 0."""
+    losses = [each.loss for each in standings if each.loss is not None]
+    if len(losses) == len(standings):
+        return Standing.of_loss(sum(losses) / len(losses))
+    values = [each.value if math.isfinite(each.value) else 0.0 for each in standings]
+    return Standing(sum(values) / len(values))
 
 
 @dataclass
@@ -45,8 +73,9 @@ class Position:
     task_losses: dict[str, list[float]] = field(default_factory=dict)
     """Several tasks: the loss of each and its share of rows, summed over the steps since the last evaluation."""
     best_of: dict[str, float] = field(default_factory=dict)
+    best_losses: dict[str, float | None] = field(default_factory=dict)
     best_steps: dict[str, int] = field(default_factory=dict)
-    """Tasks that share nothing: each one's best value, and its step."""
+    """Tasks that share nothing: each one's best value, its loss while no metric said anything, and its step."""
 
 
 class Learned:

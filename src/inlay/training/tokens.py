@@ -23,7 +23,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inlay.data.examples import Example
 from inlay.errors import ConfigError
@@ -346,3 +346,11 @@ def cache_key(tokenizer: PreTrainedTokenizerBase, texts: list[str], pairs: Itera
     for text, pair in zip(texts, pairs, strict=True):
         digest.update(f"\0{len(text)} {text}\0{pair}".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
+
+
+def decoder_start(host: PreTrainedModel) -> int:
+    """The token that the decoder of an encoder-decoder begins with."""
+    for said in (host.generation_config, host.config):
+        if (found := getattr(said, "decoder_start_token_id", None)) is not None:
+            return int(found)
+    return 0
