@@ -54,7 +54,7 @@ class Entry:
         """Better, worse or much the same as the reference, as AdapterFusion prints it."""
         if self.against is None:
             return ""
-        points = 100 * self.better
+        points = round(100 * self.better, 6)  # 0.3 is 0.3, however it was summed
         return "↗" if points >= NOTEWORTHY else "↘" if points <= -NOTEWORTHY else "→"
 
     @property
