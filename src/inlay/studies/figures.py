@@ -50,10 +50,12 @@ def differences(view: View, asked: Asked) -> dict[str, Markup]:
 
 
 def _difference(line: Line, reference: Line, task: str) -> float | None:
+    """In the mean over the seeds that both have."""
     one, other = line.entries.get(task), reference.entries.get(task)
-    if one is None or other is None or one.spread is None or other.spread is None:
+    seeds = one.scores.keys() & other.scores.keys() if one is not None and other is not None else set()
+    if one is None or other is None or not seeds:
         return None
-    return one.spread.mean - other.spread.mean
+    return sum(one.scores[seed] - other.scores[seed] for seed in seeds) / len(seeds)
 
 
 def attention(view: View, asked: Asked) -> dict[str, Markup]:
