@@ -1,15 +1,17 @@
 """The workbench: a host is opened once, for the task's form of answer, with a head and a codec that fit."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
 
 import inlay
 from inlay.data import Task
 from inlay.runs.settings import Settings
 from inlay.runs.train import get_ready
-from inlay.training.workbench import Workbench, open_config
+from inlay.training.workbench import Workbench, longest_input, open_config
 from tests.training.small import save_decoder
 
 YES_NO = Task(name="own", labels=("no", "yes"))
@@ -83,3 +85,17 @@ def test_a_host_that_cannot_be_saved_is_not_trained_whole(tmp_path):
     with pytest.raises(inlay.ConfigError, match="opened as gguf, which cannot be saved"):
         Workbench.open(str(tmp_path), task).set_up("own", "full")
     assert Workbench.open(str(tmp_path), task).set_up("own", "inlay", method=inlay.LoRA()) == "own"
+
+
+@pytest.mark.parametrize("kind", ["Roberta", "MPNet", "Bert"])
+def test_the_longest_input_is_one_that_the_host_can_read(kind):
+    """RoBERTa and those like it count positions from the padding token's on."""
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=12, pad_token_id=1,
+    )  # fmt: skip
+    longest = longest_input(config, SimpleNamespace(model_max_length=int(1e30)), 100)
+    host = transformers.AutoModel.from_config(config)
+    host(torch.full((1, longest), 5), torch.ones(1, longest, dtype=torch.long))
+    with pytest.raises((IndexError, RuntimeError)):
+        host(torch.full((1, longest + 1), 5), torch.ones(1, longest + 1, dtype=torch.long))

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from inlay.data.task import Task
-from inlay.errors import CheckpointError, ConfigError
-from inlay.runs.folder import Run, TaskRun, run_at
+from inlay.errors import ConfigError
+from inlay.runs.folder import Run, TaskRun, finished_runs, run_at
 from inlay.runs.use import open_for_use
 from inlay.training.evaluate import ask
 
@@ -98,11 +98,7 @@ class Comparison:
 
 def compare(paths: Sequence[Path], split: str | None = None, rows: int | None = None) -> Comparison:
     """Every run on its own task, measured anew; several runs of one way and task (seeds) count as their mean."""
-    given = [Run.opened(path) for path in paths]
-    runs = [each for run in given for each in (list[Run](run.tasks()) or [run])]
-    unfinished = [run.address for run in runs if run.record().get("status") != "finished"]
-    if unfinished:
-        raise CheckpointError(f"not finished: {', '.join(unfinished)}. Go on: inlay train --resume {unfinished[0]}")
+    runs = finished_runs(paths)
     ways = {run.address: way_of(run) for run in runs}
     base = next((way for way in ALONE.values() if way in ways.values()), None)
     if base is None:

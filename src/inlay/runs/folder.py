@@ -19,7 +19,7 @@ import json
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -254,6 +254,16 @@ def run_at(path: str | Path) -> Run | None:
         known = nearest(task, tasks) if tasks else " It is a run of one task: leave out what follows the colon."
         raise ConfigError(f"{folder} has no task {task!r}.{known}")
     return TaskRun(Path(folder), task)
+
+
+def finished_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """These runs; of a joint one each task."""
+    given = [Run.opened(path) for path in paths]
+    runs = [each for run in given for each in (list[Run](run.tasks()) or [run])]
+    unfinished = [run.address for run in runs if run.record().get("status") != "finished"]
+    if unfinished:
+        raise CheckpointError(f"not finished: {', '.join(unfinished)}. Go on: inlay train --resume {unfinished[0]}")
+    return runs
 
 
 def _is_entry(entry: Any) -> bool:

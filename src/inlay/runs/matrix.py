@@ -21,7 +21,7 @@ from inlay.host.heads import Head
 from inlay.host.setup import Stack
 from inlay.host.verbs import activate, add, inlays_of
 from inlay.methods.head import HeadOnly
-from inlay.runs.folder import Run
+from inlay.runs.folder import Run, finished_runs
 from inlay.runs.use import Opened, codec_for, open_for_use, set_in
 from inlay.training.evaluate import ask
 from inlay.training.workbench import Workbench
@@ -52,11 +52,7 @@ def matrix(paths: Sequence[Path], split: str | None = None) -> Matrix:
 
     A joint run is a state for each of its tasks.
     """
-    given = [Run.opened(path) for path in paths]
-    runs = [each for run in given for each in (list[Run](run.tasks()) or [run])]
-    unfinished = [run.address for run in runs if run.record().get("status") != "finished"]
-    if unfinished:
-        raise CheckpointError(f"not finished: {', '.join(unfinished)}. Go on: inlay train --resume {unfinished[0]}")
+    runs = finished_runs(paths)
     askers: dict[str, Run] = {}
     for run in runs:
         askers.setdefault(run.record()["task"]["name"], run)

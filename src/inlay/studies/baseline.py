@@ -24,6 +24,7 @@ from inlay.data import Prepared, Task
 from inlay.data.examples import Example
 from inlay.data.metrics import score
 from inlay.errors import ConfigError
+from inlay.training.workbench import longest_input
 
 BATCH = 64
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -115,8 +116,7 @@ class _Embedder:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(name)
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        positions = getattr(host.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
-        self.max_length = min(max_length, self.tokenizer.model_max_length, positions)
+        self.max_length = longest_input(host.config, self.tokenizer, max_length)
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> Array:

@@ -41,6 +41,11 @@ from inlay.training.label_words import label_words
 from inlay.training.recipe import Mode
 
 Pooling = Literal["first", "mean", "last", "host"]
+COUNT_FROM_PADDING = (
+    "roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "mpnet", "longformer", "ibert",
+    "data2vec-text", "xmod",
+)  # fmt: skip
+"""Hosts whose first position is the one after their padding token's, 2."""
 
 
 def open_config(name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -117,12 +122,7 @@ class Workbench:
 
     def longest_input(self, wanted: int) -> int:
         """The most tokens that the host, its tokenizer and the user allow."""
-        positions = getattr(self.host.config.get_text_config(), "max_position_embeddings", None)
-        limits = [wanted, int(min(self.tokenizer.model_max_length, 1 << 30))]
-        if positions is not None:
-            reserved = 2 if self.host.config.model_type in ("roberta", "xlm-roberta") else 0
-            limits.append(positions - reserved)
-        return min(limits)
+        return longest_input(self.host.config, self.tokenizer, wanted)
 
     def head(self, layers: int = 1, dropout: float = 0.1, pooling: Pooling | None = None) -> Head | None:
         """A new head for the task: mean pooling, or the last token of decoders; hosts that answer in text have none.
@@ -209,6 +209,15 @@ class Workbench:
             return _train_everything(host, name if head is not None else None)
         train(host, name)
         return name
+
+
+def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
+    """The most tokens that a host, its tokenizer and the user allow."""
+    limits = [wanted, int(min(tokenizer.model_max_length, 1 << 30))]
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None:
+        limits.append(positions - (2 if config.model_type in COUNT_FROM_PADDING else 0))
+    return min(limits)
 
 
 def _class_for(form: AnswerForm, config: PretrainedConfig) -> Any:
