@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -362,8 +363,11 @@ def test_a_fusion_without_validation_rows_can_be_looked_at_pruned_and_collapsed(
     main(["inspect", str(run), "--picture", str(tmp_path / "heat.png")])
     main(["prune", str(run), "--keep", "1", "--out", str(tmp_path / "pruned")])
     main(["collapse", str(run), "--out", str(tmp_path / "collapsed")])
+    assert re.search(r"^train +fusion +collapsed", capsys.readouterr().out, re.M), "it says which rows these are"
     assert (tmp_path / "heat.png").exists()
-    assert open_for_use(tmp_path / "pruned").name == "unjudged-pruned"
+    pruned = open_for_use(tmp_path / "pruned")
+    assert pruned.name == "unjudged-pruned"
+    assert pruned.run.record()["validation"] == {}, "training rows validate nothing"
 
 
 def test_a_step_is_measured_in_the_portions_that_training_takes(place, monkeypatch):

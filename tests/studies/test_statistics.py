@@ -162,7 +162,12 @@ def test_a_table_shows_the_difference_of_the_scores_that_it_shows():
         place["base"]: {seed: tagged(0.56, [0.9] * 20 + [0.0] * 80) for seed in (0, 1)},
         place["odd"]: {seed: tagged(0.50, [1.0] * 20 + [0.0] * 80) for seed in (0, 1)},
     }
-    entries = {at: Entry({}, (0, 1), "done", metric="entity_f1") for at in results}
+    entries = {
+        at: Entry(
+            {seed: 100 * one["scores"]["entity_f1"] for seed, one in seeds.items()}, (0, 1), "done", metric="entity_f1"
+        )
+        for at, seeds in results.items()
+    }
     found = _compared(entries, results, "base")
     assert found[place["mine"]].against.difference == pytest.approx(0.04)
     assert found[place["mine"]].significant

@@ -13,11 +13,11 @@ from markdown_it import MarkdownIt
 
 from inlay import InlayError
 from inlay.cli import main
-from inlay.studies.figures import FIGURES, _difference, draw
+from inlay.studies.figures import FIGURES, draw
 from inlay.studies.formats import FORMATS, as_facts, tex
 from inlay.studies.page import study_page
 from inlay.studies.plan import View
-from inlay.studies.tables import GLUE, Asked, Entry, Line, _groups, tables
+from inlay.studies.tables import GLUE, Asked, Entry, _groups, difference, tables
 from tests.studies.tiny import FILE, run_here, study_in
 
 
@@ -245,11 +245,9 @@ def test_attention_is_the_mean_over_seeds(curves, drawn):
 
 
 def test_a_difference_is_of_the_seeds_that_both_have():
-    def line(scores):
-        return Line("way", "way", {"b": Entry(scores, (0, 1), "partly")}, {}, None, None, None, None, None)
-
-    assert _difference(line({0: 80.0}), line({0: 70.0, 1: 10.0}), "b") == pytest.approx(10)
-    assert _difference(line({0: 80.0}), line({1: 70.0}), "b") is None
+    one, two, three = (Entry(scores, (0, 1), "partly") for scores in ({0: 80.0}, {0: 70.0, 1: 10.0}, {1: 70.0}))
+    assert difference(one, two) == pytest.approx(10)
+    assert difference(one, three) is None
 
 
 def test_a_members_name_that_begins_like_the_targets_is_not_its_own(curves, drawn, monkeypatch):

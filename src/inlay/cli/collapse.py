@@ -37,15 +37,13 @@ def work(
     if opened.run is None or opened.name is None or opened.run.record()["mode"] != "fusion":
         raise SetupError(f"{path} is not a fusion's run; only a fusion can be collapsed.")
     task, name = opened.codec.task, f"{opened.name[:54]}-collapsed"
-    split = opened.listening_rows()
+    seen, split = opened.listening_rows()
     before = opened.codec.measure(split, opened.answers(split))
     collapse(opened.host, opened.name, batches_of(opened.host, split), name=name)
     activate(opened.host, name)
     after = opened.codec.measure(split, opened.answers(split))
     folder = save(opened.host, name, out, task=task.name, metrics=after, data=noted(opened.codec))
-    text = columns(
-        [(metric, before[metric], after[metric]) for metric in before], ("validation", "fusion", "collapsed")
-    )
+    text = columns([(metric, before[metric], after[metric]) for metric in before], (seen, "fusion", "collapsed"))
     tell(f"{text}\ninlay: {folder}", {"name": name, "path": str(folder), "before": before, "after": after}, as_json)
 
 

@@ -139,7 +139,7 @@ def _attention(path: Path) -> FusionActivations:
     opened = open_for_use(path)
     if opened.name is None:
         raise SetupError(f"{path} has no fusion, so there is no heat map of it.")
-    return attention_on(opened.host, opened.name, opened.listening_rows())
+    return attention_on(opened.host, opened.name, opened.listening_rows()[1])
 
 
 def _sparkline(values: list[float]) -> str:

@@ -14,6 +14,8 @@ from inlay.training.batching import padding_share, portion, training_batches
 from inlay.training.evaluate import BATCH, ask
 from inlay.training.objectives import Portion, objective_for
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 def estimate(job: Job) -> dict[str, Any]:
     """Rows, labels, lengths, parameters, memory and time. One batch of middle length is run; nothing is written."""
@@ -77,7 +79,7 @@ def _seconds_per_step(job: Job, rows: list[int]) -> float:
         for i in range(min(settings.accumulate, len(rows))):
             mine = portion(rows, i, settings.accumulate)
             batch = {name: tensor.to(device) for name, tensor in train.features.collate(mine).items()}
-            with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bf16"):
+            with torch.autocast(device.type, HALVES.get(settings.precision), enabled=settings.precision in HALVES):
                 loss = objective(job.host, job.host, job.codec, Portion(batch, 1 / len(rows), len(mine) / len(rows)))
             loss.backward()
         job.host.zero_grad(set_to_none=True)

@@ -42,7 +42,7 @@ def write_pruned(
     if opened.run is None or opened.name is None or opened.run.record()["mode"] != "fusion":
         raise SetupError(f"{path} is not a fusion's run; only a fusion can be pruned.")
     old, name = opened.run, opened.name
-    chosen = opened.listening_rows()
+    split, chosen = opened.listening_rows()
     judged = opened.codec.encode(opened.rows(old.record()["judged"], None)[1])
     smaller = f"{name[:57]}-pruned"
     with replacing(out, ()) as draft:
@@ -63,7 +63,9 @@ def write_pruned(
         members = [str(Run(out).members.absolute() / member) for member in kept]
         settings = old.config() | {"members": members, "name": smaller}
         run.write_config(settings)
-        validation = opened.codec.measure(chosen, ask(opened.host, opened.codec, chosen))
+        validation = (
+            opened.codec.measure(chosen, ask(opened.host, opened.codec, chosen)) if split == "validation" else {}
+        )
         changed: dict[str, Any] = {"name": smaller, "scores": after, "validation": validation, "status": "finished"}
         changed |= {"settings": settings, "inlay_sha256": read_manifest(run.inlay).sha256, "faster": round(faster, 3)}
         run.note(**old.record() | changed | {"pruned_from": str(old.folder.absolute())})

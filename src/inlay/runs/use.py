@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from inlay.checkpoints.load import load
 from inlay.checkpoints.manifest import Manifest, read_manifest
-from inlay.data import Data, Task, builtin_tasks, prepare
+from inlay.data import Data, Prepared, Task, builtin_tasks, prepare
 from inlay.data.errors import DataError
 from inlay.data.examples import Example, examples, grouped
 from inlay.data.rows import Table, read_table
@@ -60,19 +60,25 @@ class Opened:
         if file is not None:
             found = examples(self.codec.task, read_table(file))
             return str(file), grouped(found) if self.codec.task.kind == "text" else found
-        prepared = prepare(self._data(data_dir))
-        if prepared.task.labels != self.codec.task.labels:
-            raise CheckpointError(
-                f"the rows have the labels {', '.join(prepared.task.labels)}; "
-                f"it was trained for {', '.join(self.codec.task.labels)}."
-            )
+        prepared = self._prepared(data_dir)
         split = split or prepared.judge
         return split, prepared.split(split)
 
-    def listening_rows(self) -> EncodedSplit:
+    def listening_rows(self) -> tuple[str, EncodedSplit]:
         """Rows to see by what a fusion listens to: validation rows, or training rows of a run without any."""
-        prepared = prepare(self._data(None))
-        return self.codec.encode(self.rows("validation" if prepared.validation else "train")[1])
+        prepared = self._prepared()
+        split = "validation" if prepared.validation else "train"
+        return split, self.codec.encode(prepared.split(split))
+
+    def _prepared(self, data_dir: Path | None = None) -> Prepared:
+        """Every split of its own task."""
+        found = prepare(self._data(data_dir))
+        if found.task.labels != self.codec.task.labels:
+            raise CheckpointError(
+                f"the rows have the labels {', '.join(found.task.labels)}; "
+                f"it was trained for {', '.join(self.codec.task.labels)}."
+            )
+        return found
 
     def _data(self, data_dir: Path | None) -> Data:
         """Where the rows of its own task are."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.errors import ConfigError
 from inlay.report.plots import as_svg, fusions_svg, new_figure
 from inlay.studies.plan import View
-from inlay.studies.tables import Asked, Line, Table, tables
+from inlay.studies.tables import Asked, Line, Table, difference, tables
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -50,12 +50,8 @@ def differences(view: View, asked: Asked) -> dict[str, Markup]:
 
 
 def _difference(line: Line, reference: Line, task: str) -> float | None:
-    """In the mean over the seeds that both have."""
     one, other = line.entries.get(task), reference.entries.get(task)
-    seeds = one.scores.keys() & other.scores.keys() if one is not None and other is not None else set()
-    if one is None or other is None or not seeds:
-        return None
-    return sum(one.scores[seed] - other.scores[seed] for seed in seeds) / len(seeds)
+    return None if one is None or other is None else difference(one, other)
 
 
 def attention(view: View, asked: Asked) -> dict[str, Markup]:

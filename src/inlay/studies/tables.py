@@ -249,7 +249,7 @@ def _compared(
         mine, other = results[way, task], results[str(reference), task]
         metric = entry.metric if entry.metric != "mean" else next(iter(next(iter(mine.values()))["scores"]))
         if (compared := compare(mine, other, metric, max(DRAWS, PER_TEST * len(tested)))) is not None:
-            shown = _difference(mine, other, entry.metric)
+            shown = (difference(entry, entries[str(reference), task]) or 0.0) / 100
             agrees = shown * compared.difference > 0  # a test of each row's own score may point elsewhere
             found[way, task] = replace(compared, difference=shown, p=compared.p if agrees else 1.0)
     adjusted = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
@@ -259,10 +259,10 @@ def _compared(
     }
 
 
-def _difference(one: Mapping[int, Result], other: Mapping[int, Result], score: str) -> float:
-    """Of the mean scores that are shown, over the seeds that both have."""
-    pairs = [(score_of(one[seed], score)[1], score_of(other[seed], score)[1]) for seed in one.keys() & other.keys()]
-    return sum((a or 0.0) - (b or 0.0) for a, b in pairs) / len(pairs)
+def difference(one: Entry, other: Entry) -> float | None:
+    """In points, of the scores that are shown, in the mean over the seeds that both have; None: they have none."""
+    seeds = one.scores.keys() & other.scores.keys()
+    return sum(one.scores[seed] - other.scores[seed] for seed in sorted(seeds)) / len(seeds) if seeds else None
 
 
 def _mean(entry: Entry | None) -> float | None:
