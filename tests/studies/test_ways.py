@@ -271,6 +271,19 @@ def test_setfit_answers_as_when_its_library_is_used_by_hand(here, tmp_path):
     assert result["said"] == "".join(str(label) for label in answers)
 
 
+def test_setfit_without_validation_rows(here, tmp_path):
+    pytest.importorskip("setfit", reason="pip install 'inlay[setfit]'")
+    few = {"max_length": 16, "per_class": 4, "validation": False}
+    study = study_in(
+        here, ways={"setfit": {"kind": "setfit", "tasks": ["a"]}}, against=None, seeds=[0], rows=None, settings=few
+    )
+    view, _ = run_here(study, tmp_path / "out")
+    assert not view.failures, next(iter(view.failures.values())).error
+    (result,) = view.results.values()
+    assert result["validation"] == {}
+    assert len(result["said"]) == 40
+
+
 def test_what_setfit_cannot_do_is_told(here, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "setfit", None)
     study = study_in(here, ways={"setfit": {"kind": "setfit", "tasks": ["a"]}}, against=None, seeds=[0])
