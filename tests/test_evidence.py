@@ -146,3 +146,10 @@ def test_where_nothing_has_trained_yet_nothing_is_listed(tool, monkeypatch):
         tool, "_inlay", lambda *arguments: "host,rows,task,way,seed,state,score\nh,50,a,l,0,done,70.0\n"
     )
     assert len(tool.below("x", "l").splitlines()) == 1
+
+
+def test_the_demos_words_are_of_the_seeds_that_were_asked_for(tool):
+    folder = str(ROOT / "evidence" / "demo")
+    every, some = tool.told(folder).splitlines(), tool.told(folder, "0,1,2").splitlines()
+    assert "seeds are few" not in "".join(every)
+    assert sum("3 seeds are few" in line for line in some) == 2

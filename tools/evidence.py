@@ -4,7 +4,7 @@
     python tools/evidence.py --check                     # exit with 1 where a page says something else
     python tools/evidence.py below evidence/few-labels logreg    # every run against another way with the same rows
     python tools/evidence.py spent evidence/few-labels   # how long its runs took
-    python tools/evidence.py told evidence/demo          # what the demo says below its table
+    python tools/evidence.py told evidence/demo 0,1,2    # what the demo says below its table, of these seeds
     python tools/evidence.py step evidence/compacter-efficiency-small full    # what a training step costs, as counted
     python tools/evidence.py unmoved evidence/few-labels # how many runs ended with the head that was fitted first
     python tools/evidence.py metrics evidence/adamix-nlg-small    # every metric, not the main one alone
@@ -151,11 +151,14 @@ def metrics(folder: str) -> str:
     return "\n".join(lines)
 
 
-def told(folder: str) -> str:
+def told(folder: str, seeds: str = "") -> str:
+    """What the demo says below its table; of these seeds alone, if there are some."""
     from inlay.demo import conclusions
     from inlay.studies.plan import view_of
 
-    return "\n".join(conclusions(view_of(Path(folder))))
+    view, wanted = view_of(Path(folder)), [int(seed) for seed in seeds.split(",") if seed]
+    view.filled = {slot: cell for slot, cell in view.filled.items() if not wanted or slot.seed in wanted}
+    return "\n".join(conclusions(view))
 
 
 VERBS: dict[str, Callable[..., str]] = {

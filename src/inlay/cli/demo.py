@@ -48,7 +48,7 @@ def work(
         if text:
             facts = run_text_demo(out, say, data_dir=data_dir, rows=rows or 300, processes=processes)
         else:
-            facts = run_demo(out, say, data_dir=data_dir, seeds=seeds or 3, processes=processes)
+            facts = run_demo(out, say, data_dir=data_dir, seeds=seeds, processes=processes)
     if as_json:
         tell("", facts, as_json)
 

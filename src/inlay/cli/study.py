@@ -130,17 +130,24 @@ def table(
     against: str | None,
     ways: str | None,
     tasks: str | None,
+    seeds: str | None,
     as_json: bool,
 ) -> None:
     from inlay.studies.plan import view_of
 
-    _say_table(
-        view_of(folder), format_, as_json, score=score, against=against, ways=_listed(ways), tasks=_listed(tasks)
-    )
+    view, chosen = view_of(folder), {"ways": _listed(ways), "tasks": _listed(tasks), "seeds": _numbers(seeds)}
+    _say_table(view, format_, as_json, score=score, against=against, **chosen)
 
 
 def _listed(names: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (names or "").split(",") if name.strip())
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in _listed(text))
+    except ValueError:
+        raise click.UsageError(f"--seeds takes numbers, separated by commas, not {text!r}.") from None
 
 
 def _say_table(view: Any, format_: str, as_json: bool, **asked: Any) -> None:
@@ -215,6 +222,7 @@ score_flag = click.Option(["--score"], help="main (a task's main metric), mean (
 against_flag = click.Option(["--against"], help="The way that others are compared with.")
 ways_flag = click.Option(["--ways"], help="Only these ways, separated by commas.")
 tasks_flag = click.Option(["--tasks"], help="Only these tasks, separated by commas.")
+seeds_flag = click.Option(["--seeds"], help="Only these seeds, separated by commas.")
 FIGURES = ("attention", "convergence", "differences", "parameters", "rows")
 
 command = click.Group(
@@ -276,6 +284,7 @@ command = click.Group(
                 against_flag,
                 ways_flag,
                 tasks_flag,
+                seeds_flag,
                 json_flag,
             ],
         ),

@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from inlay.demo.corpora import write_corpora
-from inlay.demo.wheels import host_folder, rows_folder
+from inlay.demo.wheels import LAYERS, host_folder, lower_host_folder, rows_folder
 from inlay.storage.cache import cache_folder
 from inlay.studies.board import board
 from inlay.studies.cells import StudyFolder
@@ -29,11 +29,13 @@ ENOUGH_SEEDS = 5
 
 
 def run_demo(
-    out: Path, say: Callable[[str], None], *, data_dir: Path | None = None, seeds: int = 3, processes: int | None = None
-) -> dict[str, Any]:
+    out: Path, say: Callable[[str], None], *, data_dir: Path | None = None, seeds: int | None = None,
+    processes: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Train an inlay per source, then compare ways on the targets; writes the study and its page, returns the table."""
     began = time.monotonic()
-    say("host: all-MiniLM-L6-v2, from the package index")
+    which = f"the lower {LAYERS} layers of all-MiniLM-L6-v2" if data_dir is None else "all-MiniLM-L6-v2"
+    say(f"host: {which}, from the package index")
     study = demo_study(data_dir, seeds)
     sources, targets = (", ".join(study.groups[name]) for name in ("sources", "targets"))
     say(f"an inlay for each of {sources}; then {targets} from {study.rows[0]} rows, {len(study.seeds)} seeds")
@@ -52,14 +54,14 @@ def run_demo(
     return {"report": str(report), "seconds": seconds, "table": as_facts(found, view)}
 
 
-def demo_study(data_dir: Path | None, seeds: int) -> Study:
+def demo_study(data_dir: Path | None, seeds: int | None) -> Study:
     """The file that ships, with the host and rows from the package index, or with a user's rows."""
-    hosts = {"minilm": str(host_folder())}
-    name = "demo" if data_dir is None else "demo-inference"
-    rows = (
-        data_dir.absolute() if data_dir is not None else write_corpora(rows_folder(), cache_folder() / "demo" / "rows")
-    )
-    return read_study(name, hosts=hosts, data_dir=rows).model_copy(update={"seeds": tuple(range(seeds))})
+    if data_dir is None:
+        name, host, rows = "demo", lower_host_folder(), write_corpora(rows_folder(), cache_folder() / "demo" / "rows")
+    else:
+        name, host, rows = "demo-inference", host_folder(), data_dir.absolute()
+    study = read_study(name, hosts={"minilm": str(host)}, data_dir=rows)
+    return study if seeds is None else study.model_copy(update={"seeds": tuple(range(seeds))})
 
 
 def conclusions(view: View) -> list[str]:

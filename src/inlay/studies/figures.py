@@ -63,8 +63,7 @@ def attention(view: View, asked: Asked) -> dict[str, Markup]:
     seen: dict[tuple[str, str, int | None], dict[str, list[dict[str, Any]]]] = {}
     for slot, cell in view.filled.items():
         found = view.results[cell.name].get("attention")
-        wanted = (not asked.ways or slot.way in asked.ways) and (not asked.tasks or slot.task in asked.tasks)
-        if found is not None and wanted:
+        if found is not None and asked.wants(slot):
             seen.setdefault((slot.host, slot.way, slot.rows), {}).setdefault(slot.task, []).append(found)
     made = {}
     for (host, way, rows), targets in seen.items():

@@ -133,6 +133,12 @@ class Asked:
     against: str | None = None
     ways: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+
+    def wants(self, slot: Slot) -> bool:
+        """Whether these are its way, task and seed; an empty choice is all of them."""
+        of = ((self.ways, slot.way), (self.tasks, slot.task), (self.seeds, slot.seed))
+        return all(not chosen or one in chosen for chosen, one in of)
 
 
 def tables(view: View, asked: Asked = Asked()) -> list[Table]:  # noqa: B008 (frozen)
@@ -142,14 +148,15 @@ def tables(view: View, asked: Asked = Asked()) -> list[Table]:  # noqa: B008 (fr
         wrong = [f"no {what} {name!r}.{nearest(name, known)}" for name in names if name not in known]
         if wrong:
             raise ConfigError("\n".join(wrong))
+    seeds = {slot.seed for slot in view.plan.shown}
+    if unknown := sorted(set(asked.seeds) - seeds):
+        raise ConfigError(f"no seed {unknown[0]}; there are {', '.join(map(str, sorted(seeds)))}.")
     reference = asked.against or study.against
     if reference is not None and reference not in study.ways:
         raise ConfigError(f"no way {reference!r}.{nearest(reference, study.ways)}")
     by_place: dict[tuple[str, int | None], list[Slot]] = {}
     for slot in view.plan.shown:
-        if (slot.way in asked.ways if asked.ways else study.ways[slot.way].show) and (
-            not asked.tasks or slot.task in asked.tasks
-        ):
+        if asked.wants(slot) and (asked.ways or study.ways[slot.way].show):
             by_place.setdefault((slot.host, slot.rows), []).append(slot)
     places = sorted(by_place, key=lambda place: (list(study.hosts).index(place[0]), place[1] or 1 << 60))
     return [_table(view, *place, by_place[place], reference, asked.score or study.score) for place in places]
