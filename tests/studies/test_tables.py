@@ -227,6 +227,23 @@ def test_a_table_of_some_seeds_is_that_of_a_study_with_no_others(curves):
         tables(curves, Asked(seeds=(0, 7)))
 
 
+def test_tables_of_some_numbers_of_rows(curves):
+    assert [table.rows for table in tables(curves)] == [32, 64]
+    assert tables(curves, Asked(rows=(64,))) == tables(curves)[1:]
+    with pytest.raises(InlayError, match="no number of rows 50; there are 32, 64"):
+        tables(curves, Asked(rows=(50,)))
+
+
+def test_a_table_of_the_command_line_has_the_rows_and_seeds_that_were_asked_for(curves, capsys):
+    main(["study", "table", str(curves.folder.folder), "--rows", "64", "--seeds", "1", "--format", "csv"])
+    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {(line["rows"], line["seed"]) for line in found} == {("64", "1")}
+    with pytest.raises(SystemExit) as left:
+        main(["study", "table", str(curves.folder.folder), "--rows", "few"])
+    assert left.value.code == 2
+    assert "--rows takes numbers" in capsys.readouterr().err
+
+
 def test_differences_are_those_of_the_means(curves, drawn):
     """AdapterFusion's figure 3."""
     made = draw(curves, "differences", Asked())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
@@ -9,14 +10,15 @@ import click
 
 from inlay.cli.flags import json_flag
 from inlay.cli.output import tell
+from inlay.errors import InlayError
 
 HELP = """Train, fuse and compare on real data: minutes on a laptop, without a GPU or an account.
 
 An inlay is trained for each source task. Then, for two targets with few labelled rows, logistic regression on
 embeddings, full fine-tuning, a single inlay, AdaMix, Compacter and a fusion over all inlays are compared on the same
-held-out rows, over several seeds, each with the better of two rates by validation rows. It is a study: what it writes,
-`inlay study show`, `table` and `figure` read. With --data-dir the targets are RTE and CB, without AdaMix and Compacter,
-with one rate each.
+held-out rows, over several seeds, each with the better of two rates by validation rows; with --setfit that library as
+well. It is a study: what it writes, `inlay study show`, `table` and `figure` read. With --data-dir the targets are RTE
+and CB, without AdaMix and Compacter, with one rate each.
 
 With --text a small decoder learns to put facts into words (E2E) from a few hundred rows, with LoRA and with an AdaMix
 of LoRA, and prints its texts beside references. It needs the extra nlg; its rows come from --data-dir, or from the hub.
@@ -30,13 +32,18 @@ Examples:
 
 
 def work(
-    out: Path | None, data_dir: Path | None, text: bool, rows: int | None, seeds: int | None, processes: int | None,
-    as_json: bool,
+    out: Path | None, data_dir: Path | None, text: bool, rows: int | None, seeds: int | None, setfit: bool,
+    processes: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     from inlay.runs.folder import Run
 
     if (text and seeds is not None) or (rows is not None and not text):
         raise click.UsageError("--rows belongs to --text, and --seeds to the demo without it.")
+    if setfit:
+        if text or data_dir is not None:
+            raise click.UsageError("--setfit belongs to the demo without --text and --data-dir.")
+        if find_spec("setfit") is None:
+            raise InlayError("--setfit needs the library. Install it: pip install 'inlay[setfit]'")
     out = out or _free(Path("runs") / ("demo-text" if text else "demo"))
     with Run(out).locked(fresh=True):
         from inlay.demo import run_demo  # torch only when there is something to do
@@ -48,7 +55,7 @@ def work(
         if text:
             facts = run_text_demo(out, say, data_dir=data_dir, rows=rows or 300, processes=processes)
         else:
-            facts = run_demo(out, say, data_dir=data_dir, seeds=seeds, processes=processes)
+            facts = run_demo(out, say, data_dir=data_dir, seeds=seeds, setfit=setfit, processes=processes)
     if as_json:
         tell("", facts, as_json)
 
@@ -78,6 +85,7 @@ command = click.Command(
         click.Option(["--text"], is_flag=True, help="A decoder learns to write, instead."),
         click.Option(["--rows"], type=click.IntRange(min=16), help="With --text: pairs to learn from. [300]"),
         click.Option(["--seeds"], type=click.IntRange(min=1), help="How many seeds to run. [3]"),
+        click.Option(["--setfit"], is_flag=True, help="SetFit stands in the table too; needs the extra setfit."),
         click.Option(
             ["--processes"],
             type=click.IntRange(min=1),

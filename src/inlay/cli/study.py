@@ -130,24 +130,27 @@ def table(
     against: str | None,
     ways: str | None,
     tasks: str | None,
+    rows: str | None,
     seeds: str | None,
     as_json: bool,
 ) -> None:
     from inlay.studies.plan import view_of
 
-    view, chosen = view_of(folder), {"ways": _listed(ways), "tasks": _listed(tasks), "seeds": _numbers(seeds)}
-    _say_table(view, format_, as_json, score=score, against=against, **chosen)
+    _say_table(
+        view_of(folder), format_, as_json, score=score, against=against, ways=_listed(ways), tasks=_listed(tasks),
+        rows=_numbers("--rows", rows), seeds=_numbers("--seeds", seeds),
+    )  # fmt: skip
 
 
 def _listed(names: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (names or "").split(",") if name.strip())
 
 
-def _numbers(text: str | None) -> tuple[int, ...]:
+def _numbers(flag: str, text: str | None) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in _listed(text))
     except ValueError:
-        raise click.UsageError(f"--seeds takes numbers, separated by commas, not {text!r}.") from None
+        raise click.UsageError(f"{flag} takes numbers, separated by commas, not {text!r}.") from None
 
 
 def _say_table(view: Any, format_: str, as_json: bool, **asked: Any) -> None:
@@ -222,6 +225,7 @@ score_flag = click.Option(["--score"], help="main (a task's main metric), mean (
 against_flag = click.Option(["--against"], help="The way that others are compared with.")
 ways_flag = click.Option(["--ways"], help="Only these ways, separated by commas.")
 tasks_flag = click.Option(["--tasks"], help="Only these tasks, separated by commas.")
+rows_flag = click.Option(["--rows"], help="Only these numbers of training rows, separated by commas.")
 seeds_flag = click.Option(["--seeds"], help="Only these seeds, separated by commas.")
 FIGURES = ("attention", "convergence", "differences", "parameters", "rows")
 
@@ -284,6 +288,7 @@ command = click.Group(
                 against_flag,
                 ways_flag,
                 tasks_flag,
+                rows_flag,
                 seeds_flag,
                 json_flag,
             ],

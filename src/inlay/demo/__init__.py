@@ -30,13 +30,13 @@ ENOUGH_SEEDS = 5
 
 def run_demo(
     out: Path, say: Callable[[str], None], *, data_dir: Path | None = None, seeds: int | None = None,
-    processes: int | None = None,
+    setfit: bool = False, processes: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train an inlay per source, then compare ways on the targets; writes the study and its page, returns the table."""
     began = time.monotonic()
     which = f"the lower {LAYERS} layers of all-MiniLM-L6-v2" if data_dir is None else "all-MiniLM-L6-v2"
     say(f"host: {which}, from the package index")
-    study = demo_study(data_dir, seeds)
+    study = demo_study(data_dir, seeds, setfit)
     sources, targets = (", ".join(study.groups[name]) for name in ("sources", "targets"))
     say(f"an inlay for each of {sources}; then {targets} from {study.rows[0]} rows, {len(study.seeds)} seeds")
     plan, folder = Plan.of(study), StudyFolder(out)
@@ -54,14 +54,15 @@ def run_demo(
     return {"report": str(report), "seconds": seconds, "table": as_facts(found, view)}
 
 
-def demo_study(data_dir: Path | None, seeds: int | None) -> Study:
+def demo_study(data_dir: Path | None, seeds: int | None, setfit: bool = False) -> Study:
     """The file that ships, with the host and rows from the package index, or with a user's rows."""
     if data_dir is None:
         name, host, rows = "demo", lower_host_folder(), write_corpora(rows_folder(), cache_folder() / "demo" / "rows")
     else:
         name, host, rows = "demo-inference", host_folder(), data_dir.absolute()
     study = read_study(name, hosts={"minilm": str(host)}, data_dir=rows)
-    return study if seeds is None else study.model_copy(update={"seeds": tuple(range(seeds))})
+    ways = {name: way for name, way in study.ways.items() if setfit or way.kind != "setfit"}
+    return study.model_copy(update={"ways": ways, "seeds": study.seeds if seeds is None else tuple(range(seeds))})
 
 
 def conclusions(view: View) -> list[str]:

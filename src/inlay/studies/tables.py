@@ -133,11 +133,13 @@ class Asked:
     against: str | None = None
     ways: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
+    """Numbers of training rows."""
     seeds: tuple[int, ...] = ()
 
     def wants(self, slot: Slot) -> bool:
-        """Whether these are its way, task and seed; an empty choice is all of them."""
-        of = ((self.ways, slot.way), (self.tasks, slot.task), (self.seeds, slot.seed))
+        """Whether way, task, rows and seed are among those asked for; an empty choice is all of them."""
+        of = ((self.ways, slot.way), (self.tasks, slot.task), (self.rows, slot.rows), (self.seeds, slot.seed))
         return all(not chosen or one in chosen for chosen, one in of)
 
 
@@ -148,9 +150,12 @@ def tables(view: View, asked: Asked = Asked()) -> list[Table]:  # noqa: B008 (fr
         wrong = [f"no {what} {name!r}.{nearest(name, known)}" for name in names if name not in known]
         if wrong:
             raise ConfigError("\n".join(wrong))
-    seeds = {slot.seed for slot in view.plan.shown}
-    if unknown := sorted(set(asked.seeds) - seeds):
-        raise ConfigError(f"no seed {unknown[0]}; there are {', '.join(map(str, sorted(seeds)))}.")
+    for number, numbers, there in (
+        ("seed", asked.seeds, {slot.seed for slot in view.plan.shown}),
+        ("number of rows", asked.rows, {slot.rows for slot in view.plan.shown if slot.rows is not None}),
+    ):
+        if unknown := sorted(set(numbers) - there):
+            raise ConfigError(f"no {number} {unknown[0]}; there are {', '.join(map(str, sorted(there)))}.")
     reference = asked.against or study.against
     if reference is not None and reference not in study.ways:
         raise ConfigError(f"no way {reference!r}.{nearest(reference, study.ways)}")
