@@ -357,3 +357,16 @@ def test_where_peaks_cannot_be_forgotten_cells_run_all_the_same(monkeypatch):
     monkeypatch.setattr("inlay.studies.worker.ctypes.CDLL", refuse)
     monkeypatch.setattr("inlay.studies.worker.sys.platform", "win32")
     _forget_peak()
+
+
+def test_cells_whose_lease_cannot_be_written_are_given_up(here, tmp_path):
+    """They were tried again for ever."""
+    study = study_in(here, ways={"logreg": {"kind": "embeddings"}}, against=None, seeds=[0], tasks=["a"], groups=None)
+    out = tmp_path / "out"
+    StudyFolder(out).claim(Plan.of(study).facts())
+    (out / "leases").write_text("no folder")
+    view, ran = run_here(study, out)
+    (failure,) = view.failures.values()
+    assert "leases" in failure.error
+    assert len(ran) == failure.tries
+    assert not view.filled
