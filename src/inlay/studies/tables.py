@@ -133,8 +133,8 @@ class Asked:
     against: str | None = None
     ways: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
-    rows: tuple[int, ...] = ()
-    """Numbers of training rows."""
+    rows: tuple[int | None, ...] = ()
+    """Numbers of training rows; None is all of them."""
     seeds: tuple[int, ...] = ()
 
     def wants(self, slot: Slot) -> bool:
@@ -146,25 +146,46 @@ class Asked:
 def tables(view: View, asked: Asked = Asked()) -> list[Table]:  # noqa: B008 (frozen)
     """Every table of a study, host by host, few rows first."""
     study = view.plan.study
-    for what, names, known in (("way", asked.ways, study.ways), ("task", asked.tasks, study.tasks)):
-        wrong = [f"no {what} {name!r}.{nearest(name, known)}" for name in names if name not in known]
-        if wrong:
-            raise ConfigError("\n".join(wrong))
-    for number, numbers, there in (
-        ("seed", asked.seeds, {slot.seed for slot in view.plan.shown}),
-        ("number of rows", asked.rows, {slot.rows for slot in view.plan.shown if slot.rows is not None}),
-    ):
-        if unknown := sorted(set(numbers) - there):
-            raise ConfigError(f"no {number} {unknown[0]}; there are {', '.join(map(str, sorted(there)))}.")
     reference = asked.against or study.against
     if reference is not None and reference not in study.ways:
         raise ConfigError(f"no way {reference!r}.{nearest(reference, study.ways)}")
     by_place: dict[tuple[str, int | None], list[Slot]] = {}
-    for slot in view.plan.shown:
-        if asked.wants(slot) and (asked.ways or study.ways[slot.way].show):
-            by_place.setdefault((slot.host, slot.rows), []).append(slot)
-    places = sorted(by_place, key=lambda place: (list(study.hosts).index(place[0]), place[1] or 1 << 60))
+    for slot in _chosen(view, asked):
+        by_place.setdefault((slot.host, slot.rows), []).append(slot)
+    places = sorted(by_place, key=lambda place: (list(study.hosts).index(place[0]), _all_last(place[1])))
     return [_table(view, *place, by_place[place], reference, asked.score or study.score) for place in places]
+
+
+def _chosen(view: View, asked: Asked) -> list[Slot]:
+    """The slots that were asked for; what is not there is refused."""
+    study = view.plan.study
+    for what, names, known in (("way", asked.ways, study.ways), ("task", asked.tasks, study.tasks)):
+        wrong = [f"no {what} {name!r}.{nearest(name, known)}" for name in names if name not in known]
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+    ways = asked.ways or [name for name, way in study.ways.items() if way.show]
+    visible = [slot for slot in view.plan.shown if slot.way in ways]
+    for what, numbers, there in (
+        ("seed", asked.seeds, {slot.seed for slot in visible}),
+        ("number of rows", asked.rows, {slot.rows for slot in visible}),
+    ):
+        for number in numbers:
+            if number not in there:
+                every = ", ".join(map(_said, sorted(there, key=_all_last)))
+                raise ConfigError(f"no {what} {_said(number)}; there are {every}.")
+    chosen = [slot for slot in visible if asked.wants(slot)]
+    if visible and not chosen:
+        raise ConfigError("no cell has this way, task, number of rows and seed together.")
+    return chosen
+
+
+def _said(number: int | None) -> str:
+    return "all" if number is None else str(number)
+
+
+def _all_last(rows: int | None) -> float:
+    """To sort by: all rows are the most."""
+    return math.inf if rows is None else rows
 
 
 def _table(

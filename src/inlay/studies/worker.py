@@ -436,7 +436,6 @@ def _forget_peak() -> None:
     if sys.platform != "linux":  # Windows cannot even be asked for the process's own library
         return
     gc.collect()
-    gc.freeze()  # what is still there, mostly modules, is not looked through again: a quarter of a second each time
     with suppress(OSError, AttributeError):  # not every C library can trim
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
