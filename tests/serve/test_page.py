@@ -151,6 +151,19 @@ def test_compare_and_reload_from_the_address(page, url, browser):
     assert page.locator(".panel").count() == 1
 
 
+def test_an_answer_that_breaks_off_is_none(page):
+    """A new question may come while the last answer's body arrives; that was drawn as an answer without results."""
+    told = page.evaluate("""async () => {
+      const { classify } = await import("/page/api.js");
+      const after = async (error) => {
+        window.fetch = async () => ({ ok: true, status: 200, headers: new Headers(), json: () => Promise.reject(error) });
+        return classify("a", ["b"]).then(() => "an answer", (problem) => `${problem.name}: ${problem.message}`);
+      };
+      return [await after(new DOMException("gone", "AbortError")), await after(new SyntaxError("no JSON"))];
+    }""")
+    assert told == ["AbortError: gone", "Error: The server answered 200."]
+
+
 def test_a_saved_page_stands_alone(page, browser, tmp_path):
     choose(page, "fused-classification", "good <b>w1</b> & bad")
     page.wait_for_selector("table.heat tbody tr")

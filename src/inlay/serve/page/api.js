@@ -13,10 +13,15 @@ async function asked(path, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new Refused("The server cannot be reached.");
   }
-  const said = await response.json().catch(() => ({}));
-  if (response.ok) return said;
+  let said = null;
+  try {
+    said = await response.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error; // a new question came while the answer to this one was on its way
+  }
+  if (response.ok && said !== null) return said;
   const later = response.headers.get("retry-after");
-  throw new Refused((said.error || `The server answered ${response.status}.`) + (later ? ` (again in ${later} s)` : ""));
+  throw new Refused((said?.error || `The server answered ${response.status}.`) + (later ? ` (again in ${later} s)` : ""));
 }
 
 export const models = () => asked("/v1/models").then((found) => found.data);
