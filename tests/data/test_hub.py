@@ -308,3 +308,22 @@ def test_webnlg_and_dart_are_linearised_as_triples(shelf):
     dart = prepare(Data(task="dart", metrics=("exact_match",)))
     assert dart.test[0].texts[0][0] == "Mars Hill : joined in : 1973"
     assert dart.test[0].target == "It joined.", "an empty text beside another is left out, as the published scripts do"
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "labels"),
+    [("classification", "label", (-1, 0, 1)), ("regression", "label", (-1.0, 0.5)), ("multilabel", "labels", (["a"], ["b"], []))],
+)  # fmt: skip
+def test_minus_one_and_no_labels_are_labels_of_ones_own_rows(shelf, kind, column, labels):
+    put(shelf, "me/own", {"train": [{"text": f"t{i}", column: labels[i % len(labels)]} for i in range(60)]})
+    prepared = prepare(Data(task="own", hub="me/own", kind=kind))
+    assert sum(sizes(prepared)) == 60
+    assert not any("no label" in note for note in prepared.notes)
+
+
+def test_rows_without_a_label_are_left_out_and_counted(shelf):
+    """−1 is how `datasets` says that a row has none of its classes."""
+    put(shelf, "me/own", {"train": pairs(12, (0, 1, HIDDEN))}, label=ENTAILS)
+    prepared = prepare(Data(task="own", hub="me/own", text="sentence1"))
+    assert sum(sizes(prepared)) == 8
+    assert "4 rows of me/own train have no label and are left out" in prepared.notes

@@ -10,6 +10,7 @@ import pytest
 
 from inlay.storage.cache import cache_folder
 from inlay.storage.files import write_whole
+from inlay.storage.folders import replacing
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
@@ -31,3 +32,20 @@ def test_the_cache_is_where_the_user_says_or_where_the_system_keeps_such_things(
     asked = types.SimpleNamespace(user_cache_dir=lambda name, **more: f"/caches/{name}")
     monkeypatch.setitem(sys.modules, "platformdirs", asked)
     assert cache_folder() == Path("/caches/inlay")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes are of POSIX")
+def test_what_a_user_keeps_private_stays_private(tmp_path):
+    before = os.umask(0o077)
+    try:
+        write_whole(tmp_path / "new.txt", "mine")
+        with replacing(tmp_path / "folder", ("manifest.json",)) as folder:
+            (folder / "manifest.json").write_text("{}")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("new.txt", "folder")] == [0o600, 0o700]
+    (tmp_path / "folder").chmod(0o750)
+    write_whole(tmp_path / "new.txt", "again")
+    with replacing(tmp_path / "folder", ("manifest.json",)) as folder:
+        (folder / "manifest.json").write_text("{}")
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("new.txt", "folder")] == [0o600, 0o750]

@@ -10,12 +10,14 @@ import pytest
 
 from inlay import InlayError
 from inlay.cli import main
+from inlay.errors import CheckpointError
 from inlay.runs.folder import Run
 from inlay.studies.cells import StudyFolder
 from inlay.studies.file import study_from
 from inlay.studies.formats import as_csv, as_text
+from inlay.studies.identity import rows_digest
 from inlay.studies.plan import Plan, View, view_of
-from inlay.studies.records import Records, export
+from inlay.studies.records import Records, _without_places, export
 from inlay.studies.schedule import Schedule
 from inlay.studies.statistics import points
 from inlay.studies.tables import tables
@@ -370,3 +372,37 @@ def test_cells_whose_lease_cannot_be_written_are_given_up(here, tmp_path):
     assert "leases" in failure.error
     assert len(ran) == failure.tries
     assert not view.filled
+
+
+def test_only_the_rows_that_are_read_are_in_a_cells_name(tmp_path):
+    """Not those of an editor's copy, or of another format beside them."""
+    folder = tmp_path / "rows" / "rte"
+    write_rows(folder / "train.jsonl", [{"premise": "old", "hypothesis": "h", "label": "entailment"}])
+    for beside in ("train.jsonl~", "train.tsv", "train.parquet"):
+        (folder / beside).write_text("x")
+    before = rows_digest("rte", {}, tmp_path / "rows")
+    (folder / "train.tsv").write_text("y")
+    assert rows_digest("rte", {}, tmp_path / "rows") == before
+    write_rows(folder / "train.jsonl", [{"premise": "new", "hypothesis": "h", "label": "entailment"}])
+    assert rows_digest("rte", {}, tmp_path / "rows") != before
+
+
+def test_a_cell_that_another_runner_forgives_meanwhile_has_not_failed(tmp_path, monkeypatch):
+    folder = StudyFolder(tmp_path)
+    folder.note_failure("0" * 20, "broken", final=False)
+
+    def forgiven(file):
+        file.unlink()
+        raise CheckpointError("no such file")
+
+    monkeypatch.setattr("inlay.studies.cells.read_json", forgiven)
+    assert folder.failure("0" * 20) is None
+
+
+def test_records_keep_texts_that_only_look_like_paths(here, tmp_path):
+    """What a cell's name is made of stays, so that the records' tables find their cells."""
+    study = study_in(here, settings=FILE["settings"] | {"prompt": "/no_think {text}"}, ways={"one": {}}, against=None)
+    facts = Plan.of(study).facts()
+    kept = _without_places(facts["study"])
+    assert kept["settings"]["prompt"] == "/no_think {text}"
+    assert str(here) not in json.dumps(kept)

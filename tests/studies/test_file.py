@@ -298,3 +298,11 @@ def test_a_cell_that_is_broken_by_chance_is_tried_again(here, tmp_path, monkeypa
     assert len(ran) == 3
     assert len(view.filled) == 1
     assert not view.failures, "a cell that is done has not failed"
+
+
+@pytest.mark.parametrize("twice", [{"seeds": [0, 1, 0]}, {"rows": [100, 100]}, {"ways": {"a": {"seeds": [2, 2]}}}])
+def test_the_same_seed_or_number_of_rows_twice_is_refused(twice, tmp_path):
+    told = {"hosts": {"h": "h"}, "tasks": ["sst2"], "ways": {"a": {}}} | twice
+    (tmp_path / "twice.yaml").write_text(yaml.safe_dump(told))
+    with pytest.raises(InlayError, match="more than once"):
+        read_study(tmp_path / "twice.yaml")

@@ -185,3 +185,17 @@ def test_labels_are_packed_and_unpacked():
     for labels in ([0, 1, 2, -1, 9], [11, 0, -1], []):
         assert unpacked(packed(labels)) == labels
     assert packed([0, -1, 2]) == "0x2"
+
+
+def test_rows_on_which_three_seeds_cancel_out_are_in_both_tails():
+    """Thirds are rounded, their sums are not: a draw without a difference must count against both ways."""
+    right = np.zeros(120, dtype=int)
+    for seed in range(20):
+        dice = np.random.default_rng(seed)
+        said = [[(dice.random(120) < share).astype(int) for _ in range(3)] for share in (0.25, 0.35)]
+        one, other = ({i: result(right, each) for i, each in enumerate(way)} for way in said)
+        sums = sum(np.subtract(b, a) for a, b in zip(*said, strict=True))  # whole numbers
+        values, counts = np.unique(sums, return_counts=True)
+        drawn = np.random.default_rng(0).multinomial(120, counts / 120, size=1000) @ values
+        expected = 2 * (min((drawn <= 0).sum(), (drawn >= 0).sum()) + 1) / 1001
+        assert compare(one, other, "accuracy", draws=1000).p == pytest.approx(min(1.0, expected))

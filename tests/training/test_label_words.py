@@ -268,3 +268,31 @@ def test_a_text_hosts_own_words_are_kept_for_other_uses(hosts):
     assert plain.codec(32).words is None
     assert json.loads(json.dumps(plain.codec(32).candidates(some()[0]))) == list(LABELS)
     assert replace(plain.codec(32), words=None) == plain.codec(32)
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [("bert", {"answer_with": "words", "label_words": ("bad", "good")}), ("t5", {"prompt": "w3 {text} w4"})],
+)
+def test_a_built_in_task_is_asked_as_it_was_trained(host, said, hosts, tmp_path):
+    """With its own prompt or cloze, from its own rows, from a folder with other names, and from an inlay alone."""
+    for split, count in (("train", 24), ("validation", 12)):
+        some = [row | {"label": str(int(row["label"] == "positive"))} for row in rows(count, len(split))]
+        write_rows(tmp_path / "rows" / "sst2" / f"{split}.jsonl", some)
+        write_rows(
+            tmp_path / "other" / "sst2" / f"{split}.jsonl", [{"said": r["text"], "label": r["label"]} for r in some]
+        )
+    settings = Settings(
+        host=str(hosts / host), task="sst2", data_dir=tmp_path / "rows", out=tmp_path / "run",
+        method="bitfit", epochs=1, batch_size=8, lr=0.02, threads=1, max_length=32, **said,
+    )  # fmt: skip
+    train_run(settings)
+    opened = open_for_use(tmp_path / "run")
+    _, asked_now = opened.rows("validation", None)
+    _, of_the_file = opened.rows(None, tmp_path / "rows" / "sst2" / "validation.jsonl")
+    assert asked_now == of_the_file
+    assert all(example.cloze if host == "bert" else example.prompt for example in asked_now)
+    renamed = opened.reading(text="said")
+    assert renamed.rows("validation", None, tmp_path / "other")[1] == asked_now
+    alone = open_for_use(tmp_path / "run" / "inlay", str(hosts / host))
+    assert alone.rows("validation", None, tmp_path / "rows")[1] == asked_now

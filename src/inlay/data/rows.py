@@ -32,6 +32,8 @@ class Table:
     """Of every row in its source, which it keeps when rows are drawn; by default from 1."""
     counted: Literal["row", "line"] = "row"
     """What the numbers count."""
+    unlabelled: int = 0
+    """Further rows of the source, which have no label and are left out."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from inlay.data.task import Answers, Hub, Kind, Metric, Task
 from inlay.errors import nearest
 
 SPLITS = ("train", "validation", "test")
+FILE_SPLITS = (*SPLITS, "mismatched")
+ENDINGS = (".jsonl.gz", ".jsonl", ".csv.gz", ".csv", ".tsv", ".parquet")
 
 
 class Data(Config):
@@ -148,15 +151,18 @@ def _from_folder(data_dir: Path, name: str) -> dict[str, Table]:
     if not folder.is_dir():
         there = [sub.name for sub in data_dir.iterdir() if sub.is_dir()] if data_dir.is_dir() else []
         raise DataError(f"{folder} is not a folder.{nearest(name, there)}")
-    endings = (".jsonl.gz", ".jsonl", ".csv.gz", ".csv", ".tsv", ".parquet")
-    found: dict[str, Table] = {}
-    for split in (*SPLITS, "mismatched"):
-        file = next((file for ending in endings if (file := folder / f"{split}{ending}").is_file()), None)
-        if file is not None:
-            found[split] = read_table(file)
+    found = {split: read_table(file) for split, file in split_files(folder).items()}
     if not found:
-        raise DataError(f"{folder} has no train, validation or test file ({', '.join(endings)}).")
+        raise DataError(f"{folder} has no train, validation or test file ({', '.join(ENDINGS)}).")
     return found
+
+
+def split_files(folder: Path) -> dict[str, Path]:
+    """The file of every split in a task's folder; of several the one with the first of the endings is read."""
+    there = {
+        split: [file for ending in ENDINGS if (file := folder / f"{split}{ending}").is_file()] for split in FILE_SPLITS
+    }
+    return {split: files[0] for split, files in there.items() if files}
 
 
 def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
@@ -171,17 +177,41 @@ def _from_hub(hub: Hub, task: Task) -> dict[str, Table]:
             f"Without a network, give `data_dir` or `train_file`."
         ) from None
     found = {}
-    for split in (*SPLITS, "mismatched"):
+    for split in FILE_SPLITS:
         name = hub.splits.get(split, split)
         if name in there:
             source = f"{hub.path} {name}"
             _check_hub_columns(there[name], hub, source)
             table = Table([_as_task_row(row, hub, task) for row in there[name]], source)
-            hidden: tuple[Any, ...] = (None, -1, "", "-1", [])  # labels that nobody is shown
-            known = [i for i, row in enumerate(table.rows) if row.get(task.label) not in hidden]
+            known = _with_labels([row.get(task.label) for row in table.rows], task, _classes(there[name], hub, task))
             if known:
-                found[split] = table.take(known)
+                found[split] = replace(table.take(known), unlabelled=len(table) - len(known))
     return found
+
+
+HIDDEN: tuple[Any, ...] = (None, "", [], -1, "-1")
+"""What stands in place of labels that nobody is shown."""
+
+
+def _with_labels(labels: Sequence[Any], task: Task, classes: bool) -> list[int]:
+    """The rows that have a label.
+
+    −1 is none where classes or choices are counted, and a number elsewhere; of several labels none may hold.
+    """
+    if all(label in HIDDEN for label in labels):
+        return []
+    none: list[Any] = [None, ""] if task.kind == "multilabel" else [None, "", []]
+    if task.kind == "choice" or (classes and "-1" not in task.labels):
+        none += [-1, "-1"]
+    return [i for i, label in enumerate(labels) if label not in none]
+
+
+def _classes(rows: Any, hub: Hub, task: Task) -> bool:
+    """Whether labels are numbers of classes that are known, as a built-in task or the data set has them."""
+    import datasets
+
+    feature = (getattr(rows, "features", None) or {}).get(hub.rename.get("label", task.label))
+    return task.kind == "classification" and (bool(task.labels) or isinstance(feature, datasets.ClassLabel))
 
 
 def _check_hub_columns(rows: Sequence[Row], hub: Hub, source: str) -> None:

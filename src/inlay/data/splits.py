@@ -52,11 +52,16 @@ class Prepared:
         return rows
 
 
-def prepare(data: Data) -> Prepared:
-    """Read a task's rows, settle its labels, and divide the rows into splits."""
-    task = data.described()
+def prepare(data: Data, known: Task | None = None) -> Prepared:
+    """Read a task's rows, settle its labels, and divide the rows into splits.
+
+    known: the task as something was trained for it, whatever `data` says of it: its labels, columns and templates.
+    """
+    task = known or data.described()
     tables = read_splits(data, task)
-    notes: list[str] = []
+    notes = [
+        f"{t.unlabelled} rows of {t.source} have no label and are left out" for t in tables.values() if t.unlabelled
+    ]
     if "train" not in tables and data.data_dir is not None and "validation" in tables:
         tables["train"], tables["validation"] = _drawn_apart(
             tables["validation"], min(HELD_OUT, max(1, len(tables["validation"]) // 5))
@@ -78,7 +83,8 @@ def prepare(data: Data) -> Prepared:
     task, left_out = measurable(task)
     found += left_out
     if data.demonstrations:
-        task, tables["train"] = _demonstrated(task, tables["train"], data)
+        shown, tables["train"] = _demonstrated(task, tables["train"], data)
+        task = known or task.model_copy(update={"shown": shown})
         notes.append(f"{data.demonstrations} training rows of each label stand before every text, and do not train")
     few = data.rows is not None or data.per_class is not None
     train, validation, test, mismatched = _examples_of(task, tables, few)
@@ -102,12 +108,12 @@ def _of_each_class(table: Table, task: Task, count: int, seed: int) -> Table:
     return table.take([at for rows in drawn.values() for at in rows[:count]])
 
 
-def _demonstrated(task: Task, table: Table, data: Data) -> tuple[Task, Table]:
-    """The task with some answered rows before every text, and the rows that are left to train on."""
+def _demonstrated(task: Task, table: Table, data: Data) -> tuple[dict[str, str], Table]:
+    """Some answered rows as they stand before every text, and the rows that are left to train on."""
     if task.answer_with != "words":
         raise DataError("demonstrations stand in a template: use answer_with words.")
     chosen: dict[int, list[int]] = {}
-    made = examples(task, table)
+    made = examples(task.model_copy(update={"shown": {}}), table)
     for at in _shuffled(len(table), data.rows_seed):
         own = chosen.setdefault(int(made[at].target), [])  # type: ignore[arg-type]
         if len(own) < data.demonstrations:
@@ -121,7 +127,7 @@ def _demonstrated(task: Task, table: Table, data: Data) -> tuple[Task, Table]:
         if made[at].cloze is not None:
             before, after = made[at].cloze or ("", "")
             shown["cloze"] = shown.get("cloze", "") + f"{before}{word}{after} "
-    return task.model_copy(update={"shown": shown}), table.take([i for i in range(len(table)) if i not in set(order)])
+    return shown, table.take([i for i in range(len(table)) if i not in set(order)])
 
 
 def _examples_of(task: Task, tables: dict[str, Table], few: bool = False) -> list[list[Example]]:

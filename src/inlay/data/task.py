@@ -194,6 +194,17 @@ class Task(Config):
             raise ValueError(f"positive is {self.positive!r}, which is not one of {', '.join(self.labels)}")
         return self
 
+    def reading(self, text: str | None = None, pair: str | None = None, label: str | None = None) -> Task:
+        """The same for rows whose columns have other names, which prompts and templates then have too."""
+        given = {"text": text, "pair": pair, "label": label}
+        said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        columns = {name: getattr(self, name) for name in ("text", "pair") if name in said and getattr(self, name)}
+        new = {template(column): template(said[name]) for name, column in columns.items()}
+        for form in ("prompt", "template", "cloze") if new else ():
+            if (shape := getattr(self, form)) is not None:
+                said[form] = re.sub("|".join(map(re.escape, new)), lambda found: new[found[0]], shape)
+        return Task(**self.model_dump() | said)
+
     @property
     def main(self) -> Metric:
         """The metric that early stopping and reports go by."""

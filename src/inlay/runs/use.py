@@ -41,9 +41,7 @@ class Opened:
 
     def reading(self, **columns: str | None) -> Opened:
         """The same, for rows whose columns have other names: text, pair, label."""
-        given = {name: value for name, value in columns.items() if value is not None}
-        task = Task(**self.codec.task.model_dump() | given) if given else self.codec.task
-        return replace(self, codec=replace(self.codec, task=task))
+        return replace(self, codec=replace(self.codec, task=self.codec.task.reading(**columns)))
 
     def writing(self, **given: Any) -> Opened:
         """The same, with other settings of how texts are written; what is None stays as the run has it."""
@@ -71,35 +69,25 @@ class Opened:
         return split, self.codec.encode(prepared.split(split))
 
     def _prepared(self, data_dir: Path | None = None) -> Prepared:
-        """Every split of its own task."""
-        found = prepare(self._data(data_dir))
-        if found.task.labels != self.codec.task.labels:
-            raise CheckpointError(
-                f"the rows have the labels {', '.join(found.task.labels)}; "
-                f"it was trained for {', '.join(self.codec.task.labels)}."
-            )
-        return found
+        """Every split of its own task, read as it was when it was trained."""
+        return prepare(self._data(data_dir), self.codec.task)
 
     def _data(self, data_dir: Path | None) -> Data:
         """Where the rows of its own task are."""
-        task = self.codec.task
         if self.run is not None:
             config = self.run.config()
             if data_dir is not None:
                 config = {name: value for name, value in config.items() if name not in (*PATHS, "hub")}
                 config["data_dir"] = data_dir
-            columns = {name: getattr(task, name) for name in ("text", "pair", "label")}
-            return Settings(**config | columns | {"out": self.run.folder})
-        if data_dir is None and task.name not in builtin_tasks():
+            return Settings(**config | {"out": self.run.folder})
+        name = self.codec.task.name
+        if data_dir is None and name not in builtin_tasks():
             raise CheckpointError("an inlay by itself has no rows: give `file`, `data_dir`, or the run it came from.")
-        said = ("kind", "text", "pair", "label", "labels", "metrics", *(("choices",) if task.kind == "choice" else ()))
-        known: dict[str, Any] = {name: getattr(task, name) or None for name in said}
-        return Data(task=task.name, data_dir=data_dir, **known)
+        return Data(task=name, data_dir=data_dir)
 
     def table(self, split: str | None, data_dir: Path) -> Table:
         """Rows to be labelled: a split of its task as a folder has it, by default test, or else validation."""
-        data = self._data(data_dir)
-        there = read_splits(data, data.described())
+        there = read_splits(self._data(data_dir), self.codec.task)
         split = split or next(name for name in ("test", "validation", *there) if name in there)
         if split not in there:
             raise DataError(f"{data_dir} has no {split} rows of {self.codec.task.name}; it has {', '.join(there)}.")

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import re
-import tempfile
+import secrets
 from pathlib import Path
 
 PART = ".inlay-part"
@@ -20,14 +20,14 @@ def write_whole(path: Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_parts_of_the_dead(path)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.{process_mark()}-", suffix=PART, dir=path.parent)
-    temporary = Path(name)
+    temporary = path.parent / f".{path.name}.{process_mark()}-{secrets.token_hex(4)}{PART}"
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with temporary.open("xb") as stream:  # with the mode that the user's new files have
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(0o644)
+        if path.is_file():
+            temporary.chmod(path.stat().st_mode & 0o7777)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

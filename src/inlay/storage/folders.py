@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,14 +40,15 @@ def replacing(folder: Path, known_by: tuple[str, ...], *, holds: tuple[str, ...]
     with folder_locked(folder, to_write=True):
         _settle(folder)
         _check_replaceable(folder, known_by, holds)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-{process_mark()}-", dir=folder.parent))
+        temporary = folder.parent / f".{folder.name}.new-{process_mark()}-{secrets.token_hex(4)}"
+        temporary.mkdir()
         try:
             _mark(temporary)
             yield temporary
             for file in (*temporary.iterdir(), temporary):
                 _flush(file)
-            temporary.chmod(0o755)
             if folder.exists():
+                temporary.chmod(folder.stat().st_mode & 0o7777)
                 _mark(folder)
                 folder.rename(folder.with_name(f".{folder.name}.old-{secrets.token_hex(4)}"))
             temporary.rename(folder)

@@ -129,7 +129,12 @@ class StudyFolder:
         file = self._failure_file(name)
         if not file.is_file():
             return None
-        found = read_json(file)
+        try:
+            found = read_json(file)
+        except CheckpointError:
+            if file.is_file():
+                raise
+            return None  # another runner has just forgiven it
         return Failure(int(found["tries"]), str(found["error"]), bool(found["final"]))
 
     def failures(self) -> set[str]:

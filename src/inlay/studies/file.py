@@ -109,6 +109,11 @@ class Way(Config):
     def _one_is_a_list(cls, given: Any) -> Any:
         return [given] if isinstance(given, int) or given == ALL else given
 
+    @field_validator("rows", "seeds")
+    @classmethod
+    def _once(cls, given: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        return given if given is None else _each_once(given)
+
     def needs(self) -> list[str]:
         """The ways that this one is made of."""
         found = [member.way for member in self.members]
@@ -166,6 +171,11 @@ class Study(Config):
     def _one_is_a_list(cls, given: Any) -> Any:
         return [given] if isinstance(given, int) or given == ALL else given
 
+    @field_validator("seeds", "rows")
+    @classmethod
+    def _once(cls, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return _each_once(given)
+
     def tasks_of(self, named: str | Sequence[str] | None) -> tuple[str, ...]:
         """Tasks by the name of a group, or by their own."""
         if named is None:
@@ -182,6 +192,14 @@ class Study(Config):
 
     def seeds_of(self, way: str) -> tuple[int, ...]:
         return self.ways[way].seeds or self.seeds
+
+
+def _each_once(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same cell twice would be one cell, and its table would wait for the other for ever."""
+    twice = [one for one in dict.fromkeys(given) if given.count(one) > 1]
+    if twice:
+        raise ValueError(f"{', '.join(map(str, twice))} is there more than once")
+    return given
 
 
 def read_study(path: str | Path, *, hosts: Mapping[str, str] | None = None, data_dir: Path | None = None) -> Study:

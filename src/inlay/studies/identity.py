@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.data.builtin import builtin_tasks
+from inlay.data.sources import split_files
 from inlay.errors import ConfigError, InlayError
 from inlay.storage.files import digest
 
@@ -21,7 +22,6 @@ HEAD_FIRST = 2
 """The same for runs that fit their head first."""
 HOST_FILES = (".json", ".safetensors", ".bin", ".model", ".txt")
 """Endings of the files that a host is read from."""
-SPLITS = ("train", "validation", "test", "mismatched")
 LENGTH = 20
 """Hexadecimal digits of a cell's name."""
 
@@ -59,8 +59,7 @@ def rows_digest(task: str, said: Mapping[str, Any], data_dir: Path | None) -> st
         folder = Path(place) / ((known.folder if known is not None else None) or task)
         if not folder.is_dir():
             raise ConfigError(f"the rows of {task}: {folder} is not a folder.")
-        own = {file.name.partition(".")[0]: file for file in sorted(folder.iterdir()) if file.is_file()}
-        own = {split: file for split, file in own.items() if split in SPLITS}
+        own = split_files(folder)
     missing = [str(file) for file in own.values() if not file.is_file()]
     if missing:
         raise ConfigError(f"the rows of {task}: {', '.join(missing)} is not a file.")

@@ -15,6 +15,7 @@ from typing import Any
 
 from inlay.errors import ConfigError
 from inlay.runs.record import signed
+from inlay.runs.settings import PATHS
 from inlay.storage.files import write_whole
 from inlay.storage.plain_json import as_json
 from inlay.studies.cells import FAILED, RECORDS, RESULT, STUDY, StudyFolder, read_result
@@ -71,7 +72,7 @@ class Records:
         failed = self.folder / FAILED
         for file in failed.glob("*.json") if failed.is_dir() else []:
             if file.stem not in view.failures:
-                file.unlink()
+                file.unlink(missing_ok=True)  # two runners may have the same records
         for name, failure in view.failures.items():
             last = ABSOLUTE.sub("", failure.error.strip().split("\n")[-1])
             _write(failed / f"{name}.json", as_json(vars(failure) | {"error": last}) + "\n")
@@ -92,10 +93,11 @@ def _write(file: Path, text: str) -> int:
     return len(text.encode())
 
 
-def _without_places(value: Any) -> Any:
-    """Absolute paths by their last part alone: where things were is nobody's business, and decides nothing."""
+def _without_places(value: Any, name: str = "") -> Any:
+    """Paths by their last part alone: where things were is nobody's business, and decides nothing."""
     if isinstance(value, Mapping):
-        return {name: _without_places(inner) for name, inner in value.items()}
+        return {key: _without_places(inner, name if name == "hosts" else key) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_places(inner) for inner in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        return [_without_places(inner, name) for inner in value]
+    is_place = isinstance(value, str) and name in ("hosts", *PATHS) and Path(value).is_absolute()
+    return Path(value).name if is_place else value

@@ -133,7 +133,8 @@ def _of_points(pairs: Sequence[tuple[Result, Result]], draws: int) -> Comparison
     rows, mean = one.shape[1], (one - other).mean(0)
     if len(pairs) == 1 and set(np.unique([one, other])) <= {0.0, 1.0}:
         return Comparison(float(mean.mean()), mcnemar(one[0].tolist(), other[0].tolist()), "mcnemar", rows, 1)
-    values, counts = np.unique(mean.round(9), return_counts=True)  # draws of rows are draws of their differences
+    # draws of rows are draws of their differences; sums over seeds, because thirds do not add up to nothing
+    values, counts = np.unique((one - other).sum(0).round(9), return_counts=True)
     p = _bootstrap(lambda dice, size: dice.multinomial(rows, counts / rows, size=size) @ values / rows, draws)
     return Comparison(float(mean.mean()), p, "bootstrap", rows, len(pairs))
 
@@ -221,7 +222,8 @@ def _correlation(x: Array, y: Array) -> Array:
 
 
 def _two_sided(drawn: Array) -> float:
-    """Twice the smaller tail; one draw is the sample itself, so that p is never 0."""
+    """Twice the smaller tail; one draw is the sample itself, so that p is never 0, and no difference is in both."""
+    drawn = drawn.round(7)
     low, high = int((drawn <= 0).sum()), int((drawn >= 0).sum())
     return min(1.0, 2 * (min(low, high) + 1) / (len(drawn) + 1))
 

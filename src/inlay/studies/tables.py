@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,11 +149,20 @@ def tables(view: View, asked: Asked = Asked()) -> list[Table]:  # noqa: B008 (fr
     reference = asked.against or study.against
     if reference is not None and reference not in study.ways:
         raise ConfigError(f"no way {reference!r}.{nearest(reference, study.ways)}")
+    score = asked.score or study.score
+    _check_score(score, view.results.values())
     by_place: dict[tuple[str, int | None], list[Slot]] = {}
     for slot in _chosen(view, asked):
         by_place.setdefault((slot.host, slot.rows), []).append(slot)
     places = sorted(by_place, key=lambda place: (list(study.hosts).index(place[0]), _all_last(place[1])))
-    return [_table(view, *place, by_place[place], reference, asked.score or study.score) for place in places]
+    return [_table(view, *place, by_place[place], reference, score) for place in places]
+
+
+def _check_score(score: str, results: Collection[Result]) -> None:
+    """Refuse the name of a score that nothing has."""
+    there = list(dict.fromkeys(["main", "mean", LOSS, *(name for result in results for name in result["scores"])]))
+    if results and score not in there:
+        raise ConfigError(f"no score {score!r}: there are {', '.join(there)}.{nearest(score, there)}")
 
 
 def _chosen(view: View, asked: Asked) -> list[Slot]:
