@@ -1,6 +1,7 @@
 import json
 import os
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def inlay_cli(place):
+def inlay_process(place):
     """Run `inlay …` as a process in that folder."""
 
     def run(*words: str, code: int = 0, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -35,29 +36,47 @@ def inlay_cli(place):
     return run
 
 
-@pytest.fixture
-def inlay_here(place, monkeypatch, capsys):
-    """Run `inlay …` in this process, for what another test runs as a process already; hands back what it says."""
+@dataclass(frozen=True)
+class Said:
+    stdout: str
+    stderr: str
 
-    def run(*words: str) -> str:
+
+@pytest.fixture
+def inlay_cli(place, monkeypatch, capsys):
+    """The same in this process, which spares the import of torch; `inlay_process` is for what is about the process."""
+
+    def run(*words: str, code: int = 0) -> Said:
         from inlay.cli import main
 
         monkeypatch.chdir(place)
         monkeypatch.setenv("INLAY_CACHE", str(place / "cache"))
         capsys.readouterr()
-        main([*words])
-        return capsys.readouterr().out
+        left = 0
+        try:
+            main([*words])
+        except SystemExit as end:
+            left = int(end.code or 0)
+        told = Said(*capsys.readouterr())
+        assert left == code, f"{words}\n{told.stdout}\n{told.stderr}"
+        return told
 
     return run
 
 
+@pytest.fixture
+def inlay_here(inlay_cli):
+    """The same; hands back what it says."""
+    return lambda *words: inlay_cli(*words).stdout
+
+
 @pytest.fixture(scope="session")
-def trained(inlay_cli, place) -> Path:
+def trained(inlay_process, place) -> Path:
     """Two runs: inlays of two sizes."""
     from inlay.runs.settings import Settings
     from inlay.runs.train import train_run
 
-    inlay_cli("train", *DATA, "--name", "a", "--options", "reduction=2", "--out", "runs/a")
+    inlay_process("train", *DATA, "--name", "a", "--options", "reduction=2", "--out", "runs/a")
     files = {"train_file": place / "train.jsonl", "validation_file": place / "validation.jsonl"}
     options = {"reduction": 4}
     train_run(
@@ -76,8 +95,8 @@ def trained(inlay_cli, place) -> Path:
 
 
 @pytest.fixture(scope="session")
-def fused(inlay_cli, trained) -> Path:
-    told = inlay_cli("fuse", "runs/a", "runs/b", *DATA, "--name", "both", "--json", "--out", "runs/fused")
+def fused(inlay_process, trained) -> Path:
+    told = inlay_process("fuse", "runs/a", "runs/b", *DATA, "--name", "both", "--json", "--out", "runs/fused")
     assert json.loads(told.stdout)["mode"] == "fusion"
     return trained / "fused"
 

@@ -1,4 +1,4 @@
-"""Every verb, run as a process."""
+"""Every verb, from its words to what it says and writes."""
 
 import json
 import re
@@ -16,8 +16,8 @@ from tests.cli.words import DATA
 from tests.training.small import rows, write_rows
 
 
-def test_help_is_quick_and_does_not_import_torch(inlay_cli, place):
-    told = inlay_cli("--help").stdout
+def test_help_is_quick_and_does_not_import_torch(inlay_process, place):
+    told = inlay_process("--help").stdout
     assert all(verb in told for verb in VERBS)
     import subprocess
     import sys
@@ -99,9 +99,9 @@ def test_eval_gives_the_scores_of_the_run(inlay_cli, inlay_here, fused):
     assert told["scores"] == scores_of(fused.parent / "a")
 
 
-def test_predict_from_stdin_agrees_with_a_file(inlay_cli, inlay_here, trained, place):
+def test_predict_from_stdin_agrees_with_a_file(inlay_process, inlay_here, trained, place):
     texts = ["w1 good w2", "bad w3"]
-    told = inlay_cli("predict", "runs/a", stdin="\n".join(texts) + "\n").stdout
+    told = inlay_process("predict", "runs/a", stdin="\n".join(texts) + "\n").stdout
     from_stdin = [json.loads(line) for line in told.splitlines()]
     assert [entry["text"] for entry in from_stdin] == texts
     for entry in from_stdin:
@@ -183,8 +183,8 @@ def test_several_fusions_are_one_heat_map(inlay_here, second_fusion, tmp_path, l
 
 
 @pytest.fixture(scope="module")
-def second_fusion(inlay_cli, fused):
-    inlay_cli("fuse", "runs/b", "runs/a", *DATA, "--max-steps", "2", "--name", "second", "--out", "runs/second")
+def second_fusion(inlay_process, fused):
+    inlay_process("fuse", "runs/b", "runs/a", *DATA, "--max-steps", "2", "--name", "second", "--out", "runs/second")
 
 
 def test_fusions_in_folders_of_one_name_keep_a_row_each(inlay_here, fused, place, tmp_path):
