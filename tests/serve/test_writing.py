@@ -14,8 +14,10 @@ from inlay.data.rows import Table
 from inlay.data.task import Task
 from inlay.runs.use import open_for_use
 from inlay.serve import Engine, Limits, build_app
+from inlay.serve.keys import Keys
 from inlay.training.workbench import Workbench
 from tests.hosts import shake
+from tests.serve.conftest import ADMIN
 from tests.training.small import save_decoder, save_t5
 
 
@@ -159,3 +161,20 @@ def test_a_host_with_labels_writes_nothing(client):
     assert told.status_code == 422
     assert "writes no text" in told.json()["error"]
     assert client.post("/v1/completions", json={"model": "bert", "prompt": "w1"}).status_code == 404
+
+
+def test_the_host_itself_is_not_deleted_but_a_model_of_its_name_is(decoder):
+    engine, folder = decoder
+    app = build_app(engine, keys=Keys.of([], [ADMIN]), root=folder)
+    client = TestClient(app, headers={"X-API-Key": ADMIN})
+    told = client.delete("/v1/inlays/host")
+    assert told.status_code == 404
+    assert "the host itself" in told.json()["error"]
+    body = {"model": "host", "prompt": "w1", "max_tokens": 4}
+    alone = client.post("/v1/completions", json=body).json()["choices"]
+    assert client.put("/v1/inlays/host", json={"path": "inlays/one"}).status_code == 201
+    assert client.delete("/v1/inlays/host").json() == {"id": "host", "deleted": True}
+    assert client.delete("/v1/inlays/host").status_code == 404
+    assert client.post("/v1/completions", json=body).json()["choices"] == alone
+    assert set(engine.models) == {"one", "two"}
+    assert not engine.shelf.retired

@@ -310,7 +310,7 @@ class Engine:
 
     def unload(self, name: str) -> None:
         """Take a model off. Requests that it has taken are answered first."""
-        self.shelf[name]
+        self.shelf.loaded(name)
         self.between_batches(lambda: self.shelf.drop(name))
 
     def refresh(self) -> list[str]:

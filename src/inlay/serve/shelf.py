@@ -106,10 +106,15 @@ class Shelf:
     def __getitem__(self, name: str) -> Model:
         if self.bare is not None and name == self.host_name:
             return self.models.get(name, self.bare)
-        try:
+        return self.loaded(name)
+
+    def loaded(self, name: str) -> Model:
+        """A model that was loaded and can be taken off again, which the host itself cannot."""
+        if name in self.models:
             return self.models[name]
-        except KeyError:
-            raise NotFound(f"no model {name[:80]!r}.{nearest(name[:80], self.models)}") from None
+        if self.bare is not None and name == self.host_name:
+            raise NotFound(f"{name!r} is the host itself, which stays as long as the server does.")
+        raise NotFound(f"no model {name[:80]!r}.{nearest(name[:80], self.models)}")
 
     def _bare(self) -> Model:
         bench = self.bench.for_task(Task(name=self.host_name, kind="text"))
@@ -191,7 +196,7 @@ class Shelf:
     def drop(self, name: str) -> None:
         """Publish a model no more; it leaves the host when its last row is done."""
         with self.lock:
-            self.retired.append(self[name])
+            self.retired.append(self.loaded(name))
             del self.models[name]
         self.sweep()
 
