@@ -329,6 +329,30 @@ def test_cors_is_off_unless_an_origin_is_named(engine, client):
     assert "access-control-allow-origin" not in named.options("/v1/classify", headers=other).headers
 
 
+def test_pages_of_a_named_origin_may_ask_with_a_key_and_see_why_not(engine):
+    app = build_app(engine, keys=Keys.of([USER], [ADMIN]), cors=["https://a.example"])
+    client, page = TestClient(app), {"Origin": "https://a.example"}
+    first = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    asked = client.options("/v1/classify", headers=page | first)
+    assert asked.status_code == 200
+    assert "authorization" in asked.headers["access-control-allow-headers"].lower()
+    body = {"model": "a", "inputs": ["w1"]}
+
+    def ask(headers):
+        answer = client.post("/v1/classify", json=body, headers=page | headers)
+        assert answer.headers["access-control-allow-origin"] == "https://a.example"
+        assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
+        return answer
+
+    assert ask(as_admin(USER)).status_code == 200
+    assert ask(as_admin("wrong")).status_code == 401
+    with engine.room_for(engine.limits.rows):
+        full = ask(as_admin(USER))
+    assert full.status_code == 429
+    assert "retry-after" in full.headers["access-control-expose-headers"].lower()
+    assert client.options("/v1/classify", headers=page).status_code == 401, "this is no browser's first question"
+
+
 def test_hot_reload_takes_what_has_changed_and_only_that(shop, tmp_path):
     shutil.copytree(shop / "inlays" / "a", tmp_path / "a")
     with Engine.open([tmp_path / "a"]) as engine:

@@ -88,9 +88,12 @@ def build_app(
         summary="One host, every inlay and fusion.", separate_input_output_schemas=False,
     )  # fmt: skip
     metrics = Metrics(engine)
-    if cors:
-        app.add_middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(Gate, keys=keys, engine=engine, metrics=metrics, hosts=hosts, names=among.names_requests)
+    if cors:  # outside the gate: a browser asks first without a key, and pages have to see refusals too
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(cors), allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["Retry-After", "X-Request-ID"],
+        )  # fmt: skip
     app.state.engine, app.state.metrics = engine, metrics
     _handle_errors(app)
     _add_models(app, engine)

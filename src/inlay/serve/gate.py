@@ -38,7 +38,7 @@ QUIET = ("/health", "/ready", "/metrics")
 
 
 class Gate:
-    """The outermost layer of the application."""
+    """The outermost layer of the application, but for the one that answers what browsers ask before a page may ask."""
 
     def __init__(
         self, app: ASGIApp, *, keys: Keys, engine: Engine, metrics: Metrics, hosts: Sequence[str] | None = None,
