@@ -85,6 +85,43 @@ def test_a_studys_best_cells_answer_as_predict_does(there):
         assert len(list(engine.shelf.host.inlays)) == 2
 
 
+def served_study(there, ways, **more):
+    """The models of a small study, each asked as `inlay predict` would ask it; where their inlays are."""
+    out = there / f"study-{'-'.join(ways)}"
+    view, _ = run_here(study_in(there, ways=ways, seeds=[0], rows=[32], against=None, **more), out)
+    assert not view.failures, next(iter(view.failures.values())).error
+    with Engine.open([out]) as engine:
+        for name, model in engine.models.items():
+            at = model.piece.folder if model.piece.joint is None else f"{model.piece.folder}:{model.piece.joint}"
+            assert near(ordered(said(engine, name, ["good w1"])), ordered(predicted(at, ["good w1"])))
+        return {name: model.piece for name, model in engine.models.items()}
+
+
+def test_a_studys_joint_cells_are_served_and_those_without_their_host_are_not(there):
+    ways = {
+        "side": {"kind": "joint", "joint": "inlay", "tasks": ["a", "b"], "options": {"size": 4}},
+        "whole": {"kind": "joint", "joint": "full", "tasks": ["a", "b"]},
+        "single": {"tasks": ["c"], "options": {"size": 4}},
+    }
+    pieces = served_study(there, ways)
+    assert set(pieces) == {"a", "b", "c"}
+    assert pieces["a"].joint == "a"
+    assert pieces["a"].folder == pieces["b"].folder != pieces["c"].folder
+    assert not any(piece.own_host for piece in pieces.values())
+
+
+def test_a_studys_best_cells_are_all_on_one_host(there):
+    ways = {
+        "mt-a": {"kind": "joint", "tasks": ["a", "b", "c"], "options": {"size": 4}},
+        "fused": {"kind": "fusion", "tasks": ["c"], "members": [{"way": "mt-a", "tasks": ["a", "b"]}]},
+        "single": {"tasks": ["b", "c"], "options": {"size": 4}},
+    }
+    pieces = served_study(there, ways)
+    assert set(pieces) == {"a", "b", "c"}
+    assert len({piece.host for piece in pieces.values()}) == 1
+    assert pieces["a"].own_host
+
+
 @pytest.mark.parametrize("mode", ["inlay", "mt-a"])
 def test_a_joint_run_answers_as_predict_does(there, mode):
     path = there / f"joint-{mode}"

@@ -20,7 +20,8 @@ from inlay.host.verbs import NAME
 from inlay.runs.folder import RECORD, Run, TaskRun, find_runs, run_at
 from inlay.runs.use import finished_record, generation_of, task_of
 from inlay.studies.cells import STUDY
-from inlay.studies.plan import view_of
+from inlay.studies.plan import Cell, View, view_of
+from inlay.studies.ways import JOINT
 
 
 @dataclass(frozen=True)
@@ -127,19 +128,49 @@ def _each(run: Run) -> list[Run]:
 
 
 def _best_cells(folder: Path) -> list[Piece]:
-    """Of each task of a study the cell that its validation rows like best, among those whose inlay is there."""
+    """Of each task of a study the cell that its validation rows like best, among those whose inlay is there.
+
+    Joint training may leave a host of its own. All of them are on one: the one that answers most tasks, and best.
+    """
     view = view_of(folder)
-    best: dict[tuple[str, str], tuple[float, str]] = {}
+    found: dict[tuple[str, str | None], dict[str, tuple[float, str]]] = {}
     for slot, cell in view.filled.items():
-        if view.folder.has_weights(cell.name):
-            value = view.results[cell.name]["selected"]
-            mine = (-math.inf if value is None else value, cell.name)
-            best[slot.host, slot.task] = max(best.get((slot.host, slot.task), mine), mine)
+        if slot.task == JOINT or not view.folder.has_weights(cell.name) or _lost_its_host(view, cell):
+            continue
+        value = view.results[cell.name]["selected"]
+        mine = (-math.inf if value is None else value, cell.name)
+        here = found.setdefault((slot.host, view.folder.host_of([cell.name, *cell.needs()])), {})
+        here[slot.task] = max(here.get(slot.task, mine), mine)
+    best: dict[str, dict[str, tuple[float, str]]] = {}
+    for (host, _), here in found.items():
+        best[host] = max(best.get(host, {}), here, key=_worth)
     if not best:
         raise CheckpointError(f"{folder} is a study without a finished cell whose inlay is there.")
-    several = len({host for host, _ in best}) > 1
-    names = {key: f"{key[1]}-{key[0]}" if several else key[1] for key in best}
-    return [replace(_run(Run(view.folder.cell(cell))), name=names[key]) for key, (_, cell) in best.items()]
+    return [
+        replace(_run(_run_of(view, cell)), name=f"{task}-{host}" if len(best) > 1 else task)
+        for host, here in best.items()
+        for task, (_, cell) in here.items()
+    ]
+
+
+def _worth(cells: Mapping[str, tuple[float, str]]) -> tuple[int, float]:
+    """How many tasks the cells of one host answer, and how well."""
+    return len(cells), sum(value for value, _ in cells.values())
+
+
+def _lost_its_host(view: View, cell: Cell) -> bool:
+    """Whether joint training changed the host of a cell and that host was not kept."""
+    whole = view.folder.joint_of(cell.name)
+    changed = whole is not None and view.results[whole].get("host_bytes")
+    return bool(changed) and view.folder.host_of([cell.name]) is None
+
+
+def _run_of(view: View, cell: str) -> Run:
+    """A cell as a run: its own folder, or one task of the joint cell that it is a part of."""
+    whole = view.folder.joint_of(cell)
+    if whole is None:
+        return Run(view.folder.cell(cell))
+    return TaskRun(view.folder.cell(whole), view.folder.place(cell).name)
 
 
 def piece_at(folder: Path, name: str | None = None, allowed: Callable[[Path], bool] = Path.is_dir) -> Piece:
