@@ -97,6 +97,37 @@ def test_completions_are_those_of_generate(decoder):
     assert one != two
 
 
+@pytest.mark.parametrize("kind", ["decoder", "t5"])
+def test_usage_and_finish_reason_are_those_of_the_ids_that_were_written(kind, request, monkeypatch):
+    """Also where a text has special tokens in it, which are not seen in it, or spaces at its ends."""
+    engine, _ = request.getfixturevalue(kind)
+    client, host, seen = TestClient(build_app(engine)), engine.shelf.host, []
+
+    def spied(*args, _generate=host.generate, **given):
+        made = _generate(*args, **given)
+        seen.append(
+            (int(given["attention_mask"].sum()), made[:, given["input_ids"].shape[1] if kind == "decoder" else 1 :])
+        )
+        return made
+
+    monkeypatch.setattr(host, "generate", spied)
+    body = {"model": engine.shelf.host_name, "prompt": ["good w1", "bad w2 w3"], "max_tokens": 6, "temperature": 1.5}
+    reasons = set()
+    for seed in range(12):
+        found = client.post("/v1/completions", json=body | {"seed": seed}).json()
+        read, made = seen[-1]
+        ends = [row.index(1) + 1 if 1 in row else None for row in made.tolist()]  # 1 is </s> in both
+        assert len(ends) == 2
+        told = [choice["finish_reason"] for choice in found["choices"]]
+        order = [1, 0]  # the longest is written first
+        assert told == ["length" if ends[i] is None else "stop" for i in order]
+        written = sum(end or 6 for end in ends)
+        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        assert found["usage"] == usage
+        reasons |= set(told)
+    assert reasons == {"stop", "length"}
+
+
 def test_a_streamed_text_is_the_whole_one(decoder):
     engine, _ = decoder
     client = TestClient(build_app(engine))

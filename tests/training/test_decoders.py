@@ -13,7 +13,7 @@ from inlay.data.examples import Example, examples, grouped, one_per_answer
 from inlay.data.rows import Table
 from inlay.data.task import Task
 from inlay.training.evaluate import ask
-from inlay.training.generation import longest_answer, write
+from inlay.training.generation import ending, longest_answer, write
 from inlay.training.joined import JoinedFeatures, check_packing
 from inlay.training.loop import TrainingLoop
 from inlay.training.objectives import Portion, consistent_loss, plain_loss
@@ -199,6 +199,18 @@ def test_a_text_is_handed_out_as_it_is_written(decoders):
     assert len(pieces) > 1
     with pytest.raises(inlay.ConfigError, match="one text at a time"):
         write(bench.host, codec, codec.encode(some(2), labelled=False), on_text=pieces.append)
+
+
+def test_it_is_known_how_a_text_ended():
+    """By an end of its own, for lack of room, or by an end that BART and its like are made to write there."""
+    plain = hf.GenerationConfig(max_new_tokens=3, eos_token_id=[1, 9])
+    forced = hf.GenerationConfig(max_new_tokens=3, eos_token_id=[1], forced_eos_token_id=1)
+    assert ending([5, 9, 0], plain) == (2, True)
+    assert ending([5, 6, 1], plain) == (3, True)
+    assert ending([5, 0, 6], plain) == (3, False)
+    assert ending([5, 6, 7], hf.GenerationConfig(max_new_tokens=3)) == (3, False)
+    assert ending([5, 1, 0], forced) == (2, True)
+    assert ending([5, 6, 1], forced) == (3, False)
 
 
 def test_sampling_and_beams_exclude_each_other():

@@ -47,6 +47,7 @@ from inlay.serve.metrics import Metrics
 from inlay.serve.pieces import Piece, piece_at
 from inlay.serve.roots import below, inside
 from inlay.serve.shelf import Model
+from inlay.training.generation import WrittenText
 from inlay.training.recipe import Generation
 
 PAGE = Path(__file__).parent / "page"
@@ -240,7 +241,7 @@ def _add_completions(app: FastAPI, ask: Asking) -> None:
         how = Generation(
             max_new_tokens=body.max_tokens, sampling=body.temperature, top_p=body.top_p, sampling_seed=body.seed
         )
-        made = Completing(engine, body, prompts)
+        made = Completing(body.model)
 
         def enter(hold: Hold, on_text: Callable[[str], None] | None = None, **more: Any) -> Future[Any]:
             return engine.enter_completion(hold, body.model, prompts, how, on_text=on_text, **more)
@@ -261,26 +262,16 @@ def _add_completions(app: FastAPI, ask: Asking) -> None:
 class Completing:
     """The answers of /v1/completions, whole or in pieces."""
 
-    def __init__(self, engine: Engine, body: forms.CompletionForm, prompts: list[str]) -> None:
-        self.engine, self.body, self.prompts = engine, body, prompts
+    def __init__(self, model: str) -> None:
         self.facts = {
             "id": f"cmpl-{secrets.token_hex(8)}", "object": "text_completion", "created": int(time.time()),
-            "model": body.model,
+            "model": model,
         }  # fmt: skip
 
-    def _tokens(self, text: str) -> int:
-        with self.engine.cutting:
-            return len(self.engine.shelf.bench.tokenizer(text, add_special_tokens=False).input_ids)
-
-    def _choice(self, index: int, text: str, written: int | None) -> dict[str, Any]:
-        reason = None if written is None else "length" if written >= self.body.max_tokens else "stop"
-        return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
-
-    def whole(self, texts: list[str]) -> dict[str, Any]:
-        written, read = list(map(self._tokens, texts)), sum(map(self._tokens, self.prompts))
-        usage = {"prompt_tokens": read, "completion_tokens": sum(written), "total_tokens": read + sum(written)}
-        choices = [self._choice(i, text, count) for i, (text, count) in enumerate(zip(texts, written, strict=True))]
-        return self.facts | {"choices": choices, "usage": usage}
+    def whole(self, texts: list[WrittenText]) -> dict[str, Any]:
+        read, written = sum(one.read for one in texts), sum(one.tokens for one in texts)
+        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        return self.facts | {"choices": [_choice(i, one.text, one) for i, one in enumerate(texts)], "usage": usage}
 
     async def stream(self, pieces: asyncio.Queue[str], future: Future[Any]) -> AsyncIterator[str]:
         """Server-sent events. A client that goes away closes this, and its text is written no further."""
@@ -290,17 +281,22 @@ class Completing:
                 piece = asyncio.ensure_future(pieces.get())
                 await asyncio.wait({piece, answer}, return_when="FIRST_COMPLETED")
                 if piece.done():
-                    yield _event(self.facts | {"choices": [self._choice(0, piece.result(), None)]})
+                    yield _event(self.facts | {"choices": [_choice(0, piece.result(), None)]})
                 else:
                     piece.cancel()
             try:
-                written = self._tokens((await answer)[0])
-                yield _event(self.facts | {"choices": [self._choice(0, "", written)]})
+                yield _event(self.facts | {"choices": [_choice(0, "", (await answer)[0])]})
             except ServeError as error:
                 yield _event({"error": told(error), "error_type": error.error_type})
             yield "data: [DONE]\n\n"
         finally:
             future.cancel()
+
+
+def _choice(index: int, text: str, whole: WrittenText | None) -> dict[str, Any]:
+    """A text, or a piece of one that is not whole yet."""
+    reason = None if whole is None else "stop" if whole.ended else "length"
+    return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
 
 
 def _event(body: dict[str, Any]) -> str:

@@ -44,7 +44,7 @@ from inlay.serve.shelf import Model, Shelf
 from inlay.storage.folders import reading
 from inlay.training.codec import Codec, EncodedSplit
 from inlay.training.evaluate import ask
-from inlay.training.generation import write
+from inlay.training.generation import WrittenText, write_rows
 from inlay.training.recipe import Generation
 from inlay.training.threads import use_threads
 from inlay.training.workbench import Workbench
@@ -176,7 +176,7 @@ class Engine:
     def enter_completion(
         self, hold: Hold, model: str, prompts: Sequence[str], how: Generation, *,
         on_text: Callable[[str], None] | None = None, client: str = "", timeout: float | None = None,
-    ) -> Future[list[str]]:  # fmt: skip
+    ) -> Future[list[WrittenText]]:  # fmt: skip
         """What a host that writes makes of prompts; `on_text` is given a single one's text piece by piece."""
 
         def read(served: Model) -> tuple[Codec, list[Example]]:
@@ -194,7 +194,7 @@ class Engine:
         """What a host that writes makes of prompts."""
         with self.room_for(len(prompts)) as hold:
             future = self.enter_completion(hold, model, prompts, how or Generation())
-        return self._wait(future)
+        return [one.text for one in self._wait(future)]
 
     @contextmanager
     def room_for(self, rows: int) -> Iterator[Hold]:
@@ -486,7 +486,9 @@ class Engine:
         inlays_of(self.shelf.host).switch(self.shelf.host, request.model.plan)
         single = len(request.split.examples) == 1 and request.codec.generation.beams == 1
         try:
-            request.finish(write(self.shelf.host, request.codec, request.split, on_text=on_text if single else None))
+            rows = range(len(request.split.examples))
+            texts = write_rows(self.shelf.host, request.codec, request.split, rows, on_text=on_text if single else None)
+            request.finish(texts)
         except Gone:
             return
 

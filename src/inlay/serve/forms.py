@@ -187,7 +187,7 @@ class ModelList(BaseModel):
 
 
 class Choice(BaseModel):
-    """One text."""
+    """One text. It stopped where the host ended it, or at the length that was allowed."""
 
     index: int
     text: str
@@ -196,7 +196,7 @@ class Choice(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens that were read and written."""
+    """Tokens that the host read and wrote, special ones included."""
 
     prompt_tokens: int
     completion_tokens: int

@@ -163,7 +163,7 @@ def _answered(
     if codec.answering == "ranking" and all(candidates):
         return ranked(host, codec, batch, [each for each in candidates if each])
     texts = written(host, codec, split, batch, rows)
-    return [codec.decode(text, split.examples[row]) for text, row in zip(texts, rows, strict=True)]
+    return [codec.decode(one.text, split.examples[row]) for one, row in zip(texts, rows, strict=True)]
 
 
 def attention_on(

@@ -1,6 +1,6 @@
 """Let a host write: batches of like length, the same text for a row whatever stands beside it.
 
-    texts = write(host, codec, split)                       every row, in order
+    texts = write(host, codec, split)                       every row, in order; `write_rows` also says how each ended
     write(host, codec, split, on_text=print)                one row, piece by piece as it is written
 
 Decoders are given their prompts padded on the left. Sampling adds noise of a row's own to its logits and takes the
@@ -12,6 +12,7 @@ likeliest word (the Gumbel trick), so that a row's text follows from the seed an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -45,7 +46,19 @@ USUAL_ROOM = 64
 """Tokens of an answer where nothing else says how long it may be."""
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class WrittenText:
+    """A text that a host wrote, and how it ended."""
+
+    text: str
+    read: int
+    """Tokens that the host read for it."""
+    tokens: int
+    """Tokens that it wrote, special ones and that of the end included."""
+    ended: bool
+    """Whether the host ended it; otherwise there was no room for more."""
+
+
 def write(
     host: PreTrainedModel,
     codec: Codec,
@@ -58,19 +71,34 @@ def write(
 
     on_text: is given each piece of the text as it is written; for a single row, without beams.
     """
-    features, texts, training = asked(split), [""] * len(split.examples), host.training
+    rows = range(len(split.examples))
+    return [one.text for one in write_rows(host, codec, split, rows, on_text=on_text, watch=watch)]
+
+
+@torch.no_grad()
+def write_rows(
+    host: PreTrainedModel,
+    codec: Codec,
+    split: EncodedSplit,
+    rows: Sequence[int],
+    *,
+    on_text: Callable[[str], None] | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> list[WrittenText]:
+    """The same for some of the rows, in their order, with how each text ended."""
+    features, made, training = asked(split), dict[int, WrittenText](), host.training
     host.eval()
     try:
-        for rows in reading_batches(features.lengths, rows_at_once(codec.generation)):
-            batch = {name: tensor.to(host.device) for name, tensor in features.collate(rows).items()}
-            batch.pop("labels", None)
-            for row, text in zip(rows, written(host, codec, split, batch, rows, on_text), strict=True):
-                texts[row] = text
+        for batch in reading_batches(features.lengths[list(rows)], rows_at_once(codec.generation)):
+            some = [rows[i] for i in batch]
+            inputs = {name: tensor.to(host.device) for name, tensor in features.collate(some).items()}
+            inputs.pop("labels", None)
+            made |= zip(some, written(host, codec, split, inputs, some, on_text), strict=True)
             if watch is not None:
-                watch(len(rows))
+                watch(len(some))
     finally:
         host.train(training)
-    return texts
+    return [made[row] for row in rows]
 
 
 def asked(split: EncodedSplit) -> Features:
@@ -85,7 +113,7 @@ def rows_at_once(generation: Generation) -> int:
 def written(
     host: PreTrainedModel, codec: Codec, split: EncodedSplit, batch: dict[str, Tensor], rows: Sequence[int],
     on_text: Callable[[str], None] | None = None,
-) -> list[str]:  # fmt: skip
+) -> list[WrittenText]:  # fmt: skip
     """The texts of one batch."""
     how = codec.generation
     more: dict[str, Any] = {}
@@ -98,12 +126,24 @@ def written(
         steps += _by_chance(how, rows, host.device)
     more["logits_processor"] = LogitsProcessorList(steps)
     given = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    made = cast(Any, host).generate(
-        **given, generation_config=settings_for(host, codec, room_for(codec, split)), **more
-    )
-    if codec.decoder:
-        made = made[:, batch["input_ids"].shape[1] :]
-    return [text.strip() for text in codec.tokenizer.batch_decode(made, skip_special_tokens=True)]
+    settings = settings_for(host, codec, room_for(codec, split))
+    made = cast(Any, host).generate(**given, generation_config=settings, **more)
+    made = made[:, batch["input_ids"].shape[1] if codec.decoder else 1 :]  # others begin with the decoder's start
+    texts = codec.tokenizer.batch_decode(made, skip_special_tokens=True)
+    read = batch["attention_mask"].sum(1).tolist()
+    return [
+        WrittenText(text.strip(), seen, *ending(ids, settings))
+        for text, seen, ids in zip(texts, read, made.tolist(), strict=True)
+    ]
+
+
+def ending(ids: list[int], settings: GenerationConfig) -> tuple[int, bool]:
+    """How many of these tokens the host wrote, which padding may follow, and whether it ended its text itself."""
+    ends = cast(list[int], settings.eos_token_id or [])
+    tokens = next((i + 1 for i, token in enumerate(ids) if token in ends), None)
+    if tokens is None:
+        return len(ids), False
+    return tokens, settings.forced_eos_token_id is None or tokens < cast(int, settings.max_new_tokens)
 
 
 def room_for(codec: Codec, split: EncodedSplit) -> int:
