@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,9 @@ from inlay.data.rows import Table
 from inlay.data.task import Task
 from inlay.runs.use import open_for_use
 from inlay.serve import Engine, Limits, build_app
+from inlay.serve.errors import DeadlineExceeded
 from inlay.serve.keys import Keys
+from inlay.training.recipe import Generation
 from inlay.training.workbench import Workbench
 from tests.hosts import shake
 from tests.serve.conftest import ADMIN
@@ -50,6 +55,19 @@ def decoder(tmp_path_factory):
     )
     with Engine.open([folder / "inlays"], limits=Limits(new_tokens=20)) as engine:
         yield engine, folder
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A decoder that never ends a text, with room for two rows or sixteen tokens in a batch."""
+    folder = tmp_path_factory.mktemp("endless")
+    host = save_decoder(folder / "host")
+    tasks = {"one": Task(name="one", kind="text"), "two": Task(name="two", kind="text")}
+    shelf_of(folder / "inlays", host, tasks)
+    with Engine.open([folder / "inlays"], limits=Limits(batch_rows=2, batch_tokens=16, wait=0)) as engine:
+        engine.shelf.host.generation_config.eos_token_id = None
+        engine.shelf.bench.tokenizer.eos_token = None
+        yield engine
 
 
 @pytest.mark.parametrize("name", ["own", "free"])
@@ -152,22 +170,115 @@ def test_sampling_follows_its_seed(decoder):
     assert len({ask(seed)[0]["text"] for seed in range(6)}) > 1
 
 
-def test_a_text_that_nobody_reads_any_more_is_written_no_further(decoder):
-    engine, _ = decoder
-    from inlay.training.recipe import Generation
+@contextmanager
+def at_each_step(engine, act):
+    """Calls a function with what the host reads, before each of its passes."""
+    hook = lambda host, args, given: act(given.get("input_ids", given.get("decoder_input_ids")))
+    handle = engine.shelf.host.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
-    pieces: list[str] = []
-    with engine.room_for(1) as hold:
-        future = engine.enter_completion(
-            hold,
-            "one",
-            ["w1"],
-            Generation(max_new_tokens=5000),
-            on_text=lambda piece: (pieces.append(piece), future.cancel()),
-        )
-    engine.complete("one", ["w2"], Generation(max_new_tokens=2))
+
+def wait_for(engine, future) -> None:
+    """Until it has an answer or is cancelled, and the batch that it was in is over."""
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    assert done.wait(60)
+    engine.between_batches(lambda: None)
+
+
+MANY = 300
+"""Tokens of a text that nobody should write to its end."""
+
+
+def enter(engine, prompts, client="", tokens=MANY, model="one"):
+    with engine.room_for(len(prompts)) as hold:
+        how = Generation(max_new_tokens=tokens, sampling=2.0)
+        return engine.enter_completion(hold, model, prompts, how, client=client)
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_text_that_nobody_reads_any_more_is_written_no_further(endless, prompts):
+    steps, entered = [], Future()
+
+    def leave_at_three(read) -> None:
+        steps.append(read)
+        if len(steps) == 3:
+            entered.result(10).cancel()
+
+    with at_each_step(endless, leave_at_three):
+        entered.set_result(future := enter(endless, ["w1"] * prompts))
+        wait_for(endless, future)
     assert future.cancelled()
-    assert len(pieces) < 100
+    assert len(steps) == 3
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_deadline_ends_a_text_and_each_token_is_a_sign_of_life(endless, prompts, monkeypatch):
+    beats, asked = [], []
+
+    def silent_then_late(read) -> None:
+        beats.append(endless.beat)
+        endless.beat = 0.0
+        if len(beats) == 3:
+            asked[0].deadline = 0.0
+
+    monkeypatch.setattr(
+        endless, "_queued", lambda request, hold: asked.append(request) or Engine._queued(endless, request, hold)
+    )
+    with at_each_step(endless, silent_then_late):
+        future = enter(endless, ["w1"] * prompts)
+        wait_for(endless, future)
+        with pytest.raises(DeadlineExceeded):
+            future.result(0)
+    assert len(beats) == 3
+    assert all(beats)
+
+
+def test_answers_in_text_give_signs_of_life_and_end_when_nobody_waits(t5):
+    engine, _ = t5
+    beats, entered = [], Future()
+
+    def leave_at_three(read) -> None:
+        beats.append(engine.beat)
+        engine.beat = 0.0
+        if len(beats) == 3:
+            entered.result(10).cancel()
+
+    with at_each_step(engine, leave_at_three):
+        entered.set_result(future := engine.submit("free", ["w1", "w2 w3"]))
+        wait_for(engine, future)
+    assert future.cancelled()
+    assert len(beats) == 3
+    assert all(beats)
+
+
+def test_prompts_are_written_within_the_limits_of_a_batch_and_others_have_their_turn(endless):
+    """Five prompts in batches of two: who comes during the first of them does not wait for the last."""
+    read, order, other = [], [], []
+
+    def look(ids) -> None:
+        read.append(tuple(ids.shape))
+        if len(read) == 1:
+            other.append(enter(endless, ["w1"], client="other", tokens=2, model="two"))
+            other[0].add_done_callback(lambda _: order.append("other"))
+
+    prompts = ["w1", "w2 w3", "w4", "w5 w1", "w2 " * 20]
+    with at_each_step(endless, look):
+        many = enter(endless, prompts, client="many", tokens=4)
+        many.add_done_callback(lambda _: order.append("many"))
+        texts = [one.text for one in many.result(60)]
+        other[0].result(60)
+    assert max(rows for rows, _ in read) == 2
+    assert max(rows * tokens for rows, tokens in read) == 20, "one that is longer runs alone"
+    assert order == ["other", "many"]
+    how = Generation(max_new_tokens=4, sampling=2.0)
+    with endless.room_for(5) as hold:
+        again = endless.enter_completion(hold, "one", prompts, how).result(60)
+    assert texts == [one.text for one in again]
+    assert len(set(texts)) > 1
 
 
 @pytest.mark.parametrize(

@@ -421,7 +421,7 @@ class Engine:
             done = explained(self.shelf, request)
             request.finish(done)
         elif request.writes:
-            self._complete(request)
+            self._complete(batch)
         elif request.model.codec.form == "text":
             self._write(batch)
         else:
@@ -468,34 +468,35 @@ class Engine:
             split = model.codec.encode(asked, labelled=False, cache=False)
         inlays_of(host).switch(host, model.plan)
         with self.cutting if model.codec.answering == "ranking" else nullcontext():  # ranking cuts the labels
-            answers = ask(host, model.codec, split)
+            answers = ask(host, model.codec, split, on_step=lambda: self._go_on(batch))
         for row, answer in zip(batch, answers, strict=True):
             row.request.written[row.at] = answer
             self._done(row.request)
 
-    def _complete(self, request: Request) -> None:
-        """Go on with prompts, and stop where nobody reads any more."""
-
-        def on_text(piece: str) -> None:
-            self.beat = time.monotonic()
-            if not request.wanted:
-                raise Gone("nobody waits for this text any more.")
-            if request.on_text is not None:
-                request.on_text(piece)
-
-        inlays_of(self.shelf.host).switch(self.shelf.host, request.model.plan)
+    def _complete(self, batch: list[Row]) -> None:
+        """Go on with prompts of one request."""
+        request, host, rows = batch[0].request, self.shelf.host, [row.at for row in batch]
         single = len(request.split.examples) == 1 and request.codec.generation.beams == 1
-        try:
-            rows = range(len(request.split.examples))
-            texts = write_rows(self.shelf.host, request.codec, request.split, rows, on_text=on_text if single else None)
-            request.finish(texts)
-        except Gone:
-            return
+        inlays_of(host).switch(host, request.model.plan)
+        made = write_rows(
+            host, request.codec, request.split, rows,
+            on_text=request.on_text if single else None, on_step=lambda: self._go_on(batch),
+        )  # fmt: skip
+        for at, text in zip(rows, made, strict=True):
+            request.texts[at] = text
+            self._done(request)
+
+    def _go_on(self, batch: Sequence[Row]) -> None:
+        """A sign of life after each token that is written; an end where nobody waits for any of the rows."""
+        self.beat = time.monotonic()
+        wanted = [row.wanted for row in batch]  # all are asked: one that is too late is told so now
+        if not any(wanted):
+            raise Gone("nobody waits for this text any more.")
 
     def _done(self, request: Request) -> None:
         request.left -= 1
         if request.left == 0 and not request.future.done():
-            request.finish(request.said(request.answers()))
+            request.finish(request.result())
 
 
 def _inputs(inputs: Sequence[Any]) -> Read:

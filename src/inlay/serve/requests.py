@@ -18,7 +18,7 @@ from inlay.serve.errors import DeadlineExceeded
 from inlay.serve.shelf import Model
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import by_choice
-from inlay.training.generation import asked
+from inlay.training.generation import WrittenText, asked
 
 
 @dataclass(eq=False)
@@ -45,6 +45,8 @@ class Request:
     """The logits of each sequence: (labels,), or (T, labels) without padding."""
     written: dict[int, Answer] = field(default_factory=dict)
     """The answers of a host that writes them."""
+    texts: dict[int, WrittenText] = field(default_factory=dict)
+    """What it made of prompts."""
     left: int = 0
     """Rows that have not run yet."""
 
@@ -78,6 +80,12 @@ class Request:
     def fail(self, error: BaseException) -> None:
         with suppress(InvalidStateError):
             self.future.set_exception(error)
+
+    def result(self) -> Any:
+        """What is answered when all rows have run."""
+        if self.writes:
+            return [self.texts[i] for i in range(len(self.split.examples))]
+        return self.said(self.answers())
 
     def answers(self) -> list[Answer]:
         """The logits of all rows, as answers."""

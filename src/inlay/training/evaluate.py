@@ -79,10 +79,12 @@ def ask(
     accelerator: Accelerator | None = None,
     watch: Callable[[int], None] | None = None,
     route: Route | None = None,
+    on_step: Callable[[], None] | None = None,
 ) -> list[Answer]:
     """The active setup's answers, in the order of the examples. The host is left in the state it was in.
 
-    route: how a mixture is evaluated; without it by the mean of its modules.
+    route:   how a mixture is evaluated; without it by the mean of its modules.
+    on_step: is called after each token that the host writes; where it raises, nothing more is written.
     """
     training, route = host.training, route or Route()
     route.check(codec)
@@ -96,7 +98,7 @@ def ask(
             for rows in reading_batches(features.lengths, size)[rank::world]:
                 batch = {name: tensor.to(host.device) for name, tensor in features.collate(rows).items()}
                 batch.pop("labels", None)
-                found += zip(rows, _answered(host, codec, split, rows, batch, route), strict=True)
+                found += zip(rows, _answered(host, codec, split, rows, batch, route, on_step), strict=True)
                 if watch is not None:
                     watch(len(rows))
     finally:
@@ -151,8 +153,9 @@ def by_choice(logits: Tensor, there: Tensor) -> Tensor:
 
 
 def _answered(
-    host: PreTrainedModel, codec: Codec, split: EncodedSplit, rows: list[int], batch: dict[str, Tensor], route: Route
-) -> list[Answer]:
+    host: PreTrainedModel, codec: Codec, split: EncodedSplit, rows: list[int], batch: dict[str, Tensor], route: Route,
+    on_step: Callable[[], None] | None,
+) -> list[Answer]:  # fmt: skip
     """One batch."""
     if codec.form != "text":
         several = [scores(host, dict(batch), codec) for _ in range(route.times)]
@@ -162,7 +165,7 @@ def _answered(
     candidates = [codec.candidates(split.examples[row]) for row in rows]
     if codec.answering == "ranking" and all(candidates):
         return ranked(host, codec, batch, [each for each in candidates if each])
-    texts = written(host, codec, split, batch, rows)
+    texts = written(host, codec, split, batch, rows, on_step=on_step)
     return [codec.decode(one.text, split.examples[row]) for one, row in zip(texts, rows, strict=True)]
 
 

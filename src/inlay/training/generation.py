@@ -24,6 +24,8 @@ from transformers import (
     NoRepeatNGramLogitsProcessor,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
     TemperatureLogitsWarper,
     TextStreamer,
     TopKLogitsWarper,
@@ -83,9 +85,13 @@ def write_rows(
     rows: Sequence[int],
     *,
     on_text: Callable[[str], None] | None = None,
+    on_step: Callable[[], None] | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> list[WrittenText]:
-    """The same for some of the rows, in their order, with how each text ended."""
+    """The same for some of the rows, in their order, with how each text ended.
+
+    on_step: is called after each token; where it raises, nothing more is written.
+    """
     features, made, training = asked(split), dict[int, WrittenText](), host.training
     host.eval()
     try:
@@ -93,7 +99,7 @@ def write_rows(
             some = [rows[i] for i in batch]
             inputs = {name: tensor.to(host.device) for name, tensor in features.collate(some).items()}
             inputs.pop("labels", None)
-            made |= zip(some, written(host, codec, split, inputs, some, on_text), strict=True)
+            made |= zip(some, written(host, codec, split, inputs, some, on_text, on_step), strict=True)
             if watch is not None:
                 watch(len(some))
     finally:
@@ -112,7 +118,7 @@ def rows_at_once(generation: Generation) -> int:
 
 def written(
     host: PreTrainedModel, codec: Codec, split: EncodedSplit, batch: dict[str, Tensor], rows: Sequence[int],
-    on_text: Callable[[str], None] | None = None,
+    on_text: Callable[[str], None] | None = None, on_step: Callable[[], None] | None = None,
 ) -> list[WrittenText]:  # fmt: skip
     """The texts of one batch."""
     how = codec.generation
@@ -125,6 +131,8 @@ def written(
     if how.sampling:
         steps += _by_chance(how, rows, host.device)
     more["logits_processor"] = LogitsProcessorList(steps)
+    if on_step is not None:
+        more["stopping_criteria"] = StoppingCriteriaList([EachStep(on_step)])
     given = {name: batch[name] for name in ("input_ids", "attention_mask")}
     settings = settings_for(host, codec, room_for(codec, split))
     made = cast(Any, host).generate(**given, generation_config=settings, **more)
@@ -195,6 +203,17 @@ class Pieces(TextStreamer):
         if text:
             self.begun = True
             self.on_text(text)
+
+
+class EachStep(StoppingCriteria):
+    """Calls a function after each token, and stops no text by itself."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self.on_step = on_step
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        self.on_step()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 class OfTheAnswer(LogitsProcessor):
