@@ -258,6 +258,37 @@ def test_a_dropped_model_leaves_with_its_last_row_though_more_work_waits(shop):
         assert there == [1, 0]
 
 
+def test_a_look_inside_keeps_the_limits_of_a_batch_and_others_have_their_turn(shop):
+    """A context of many windows; with members off they are read twice."""
+    given = {"text": "w1", "pair": " ".join(["good w1 w2 w3"] * 40)}
+    paths = [shop / "inlays" / name for name in ("fused-spans", "b", "c")]
+    how = {"off": ["b"]}
+    with Engine.open(paths) as engine:
+        whole = engine.explain("fused-spans", given, **how)
+    assert len(whole["texts"]) > 6
+    read, order, others = [], [], []
+    with Engine.open(paths, limits=Limits(batch_rows=4, batch_tokens=60, wait=0)) as engine:
+
+        def look(host, args, inputs) -> None:
+            read.append(tuple(inputs["input_ids"].shape))
+            if len(read) == 1:
+                others.append(engine.submit("b", ["w1"], client="other"))
+                others[0].add_done_callback(lambda _: order.append("other"))
+
+        engine.shelf.host.register_forward_pre_hook(look, with_kwargs=True)
+        with engine.room_for(1) as hold:
+            future = engine.enter_explain(hold, "fused-spans", given, **how)
+            future.add_done_callback(lambda _: order.append("inside"))
+        parts = future.result(60)
+    for mine, theirs in ((parts, whole), (parts["changed"], whole["changed"])):
+        for one, other in zip(mine.pop("weights"), theirs.pop("weights"), strict=True):
+            torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-4, rtol=0)
+    assert near(parts, whole)
+    assert max(rows for rows, _ in read) <= 4
+    assert max(rows * tokens for rows, tokens in read) <= 60
+    assert order == ["other", "inside"]
+
+
 def test_nothing_is_cached_on_disk_by_asking(engine, monkeypatch):
     monkeypatch.setattr("inlay.training.tokens.write_whole", lambda *_: pytest.fail("a request was cached"))
     engine.classify("a", ["a text that nobody asked before"])

@@ -35,7 +35,7 @@ from inlay.host.verbs import inlays_of
 from inlay.runs.train import Allowed
 from inlay.serve.batcher import Batcher
 from inlay.serve.errors import DeadlineExceeded, Gone, Invalid, Overloaded, ServeError, TooLarge, Unavailable
-from inlay.serve.explain import explained
+from inlay.serve.explain import explained, look_inside
 from inlay.serve.inputs import read_inputs
 from inlay.serve.limits import Limits
 from inlay.serve.pieces import Piece, common_host, piece_at, pieces_of
@@ -418,8 +418,9 @@ class Engine:
     def _forward(self, batch: list[Row]) -> None:
         request = batch[0].request
         if request.looks_inside:
-            done = explained(self.shelf, request)
-            request.finish(done)
+            look_inside(self.shelf, batch, self.padded(batch))
+            for row in batch:
+                self._done(row.request)
         elif request.writes:
             self._complete(batch)
         elif request.model.codec.form == "text":
@@ -496,7 +497,7 @@ class Engine:
     def _done(self, request: Request) -> None:
         request.left -= 1
         if request.left == 0 and not request.future.done():
-            request.finish(request.result())
+            request.finish(explained(request) if request.looks_inside else request.result())
 
 
 def _inputs(inputs: Sequence[Any]) -> Read:

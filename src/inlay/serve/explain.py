@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from inlay.host.plan import Plan
 from inlay.host.steps import leaves
 from inlay.host.verbs import inlays_of
 from inlay.methods.fusion import Fused
-from inlay.serve.requests import Request
+from inlay.serve.requests import Request, Row
 from inlay.serve.shelf import Shelf
 from inlay.training.tokens import Features
 
@@ -19,49 +22,73 @@ DIGITS = 5
 """Of a weight."""
 
 
-def explained(shelf: Shelf, request: Request) -> dict[str, Any]:
+def look_inside(shelf: Shelf, batch: Sequence[Row], inputs: dict[str, Tensor]) -> None:
+    """Run some rows of one request, as usual and with members off or pinned, if any are; what is seen stays with it."""
+    request = batch[0].request
+    if not request.looks:
+        usual, changed = request.model.plan, shelf.plan_of(request.model, request.off, request.pin)
+        plans = [usual] if changed is usual else [usual, changed]
+        request.looks = [Look(plan, shelf_places(shelf, plan)) for plan in plans]
+    for look in request.looks:
+        look.at(shelf, batch, inputs)
+
+
+def explained(request: Request) -> dict[str, Any]:
     """What the fusion says and how it weighs its members; the same again with members off or pinned, if any are."""
-    model = request.model
-    changed = shelf.plan_of(model, request.off, request.pin)
-    usual = _looked(shelf, request, model.plan)
+    model, usual = request.model, request.looks[0]
+    sequences = range(len(request.found))
     found = {
         "model": model.name,
         "kind": model.codec.task.kind,
         "members": list(model.members),
-        "places": usual.pop("places"),
-        "texts": [_tokens(model.codec.tokenizer, request.split.features, i) for i in range(len(request.found))],
-        **usual,
+        "places": list(usual.places),
+        "texts": [_tokens(model.codec.tokenizer, request.split.features, i) for i in sequences],
+        **usual.said(request),
         "changed": None,
     }
-    if changed is not model.plan:
-        other = _looked(shelf, request, changed)
-        del other["places"]
-        found["changed"] = other | {"off": list(request.off), "pin": request.pin}
+    for changed in request.looks[1:]:
+        found["changed"] = changed.said(request) | {"off": list(request.off), "pin": request.pin}
     return found
 
 
-def _looked(shelf: Shelf, request: Request, plan: Plan) -> dict[str, Any]:
-    """One pass over all rows of the input: answer, places, and weights by row, place, token and member."""
-    model, host, features = request.model, shelf.host, request.split.features
-    inputs = features.collate(range(len(request.split.examples)))
-    inputs.pop("there", None)
-    order = list(model.members.values())
-    places = shelf_places(shelf, plan)
-    for step in places.values():
-        step.record = []
-    inlays_of(host).switch(host, plan)
-    try:
-        logits = host(**{name: tensor.to(host.device) for name, tensor in inputs.items()}).logits.cpu()
-        recorded = {place: _whole(step, order, logits.shape[0]) for place, step in places.items()}
-    finally:
-        for step in places.values():
-            step.record = None
-    weights = []
-    for i, length in enumerate(features.inputs.lengths.tolist()):
-        real = features.real(length, inputs["input_ids"].shape[1])
-        request.found[i] = (logits[i, real] if model.per_token else logits[i])[..., : model.outputs]
-        weights.append([_rounded(recorded[place][i, real]) for place in places])
-    return {"answer": request.said(request.answers())[0], "places": list(places), "weights": weights}
+@dataclass
+class Look:
+    """What is seen of one plan, row by row."""
+
+    plan: Plan
+    places: dict[str, Fused]
+    logits: dict[int, Tensor] = field(default_factory=dict)
+    weights: dict[int, list[list[list[float]]]] = field(default_factory=dict)
+    """By place, token and member."""
+
+    def at(self, shelf: Shelf, batch: Sequence[Row], inputs: dict[str, Tensor]) -> None:
+        """One pass over some rows."""
+        model, features = batch[0].request.model, batch[0].request.split.features
+        logits, recorded = self._pass(shelf.host, inputs, list(model.members.values()))
+        for i, row in enumerate(batch):
+            real = features.real(row.length, inputs["input_ids"].shape[1])
+            self.logits[row.at] = (logits[i, real] if model.per_token else logits[i])[..., : model.outputs]
+            self.weights[row.at] = [_rounded(whole[i, real]) for whole in recorded]
+
+    def _pass(
+        self, host: PreTrainedModel, inputs: dict[str, Tensor], members: list[str]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The logits, and the weights at each place."""
+        for step in self.places.values():
+            step.record = []
+        inlays_of(host).switch(host, self.plan)
+        try:
+            logits: Tensor = host(**inputs).logits.cpu()
+            return logits, [_whole(step, members, len(logits)) for step in self.places.values()]
+        finally:
+            for step in self.places.values():
+                step.record = None
+
+    def said(self, request: Request) -> dict[str, Any]:
+        """The answer and the weights, once all rows have run."""
+        order = range(len(request.found))
+        request.found = [self.logits[i] for i in order]
+        return {"answer": request.said(request.answers())[0], "weights": [self.weights[i] for i in order]}
 
 
 def shelf_places(shelf: Shelf, plan: Plan) -> dict[str, Fused]:

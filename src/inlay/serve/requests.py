@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from inlay.serve.shelf import Model
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import by_choice
 from inlay.training.generation import WrittenText, asked
+
+if TYPE_CHECKING:
+    from inlay.serve.explain import Look
 
 
 @dataclass(eq=False)
@@ -35,6 +38,8 @@ class Request:
     off: tuple[str, ...] = ()
     pin: dict[str, float] = field(default_factory=dict)
     looks_inside: bool = False
+    looks: list[Look] = field(default_factory=list)
+    """What was seen of a fusion so far: as usual, and with members off or pinned."""
     writes: bool = False
     """Whether prompts are to be gone on with."""
     on_text: Callable[[str], None] | None = None
