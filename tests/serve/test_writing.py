@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,17 @@ def endless(tmp_path_factory):
         yield engine
 
 
+@contextmanager
+def at_each_step(engine, act):
+    """Calls a function with what the host reads, before each of its passes."""
+    hook = lambda host, args, given: act(given.get("input_ids", given.get("decoder_input_ids")))
+    handle = engine.shelf.host.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 @pytest.mark.parametrize("name", ["own", "free"])
 def test_answers_in_text_are_those_of_predict(t5, name):
     engine, folder = t5
@@ -82,6 +94,46 @@ def test_answers_in_text_are_those_of_predict(t5, name):
         else:
             assert ours[0]["label"] == wanted["label"]
             assert ours[0].get("said") == wanted.get("said")
+
+
+@pytest.mark.parametrize("answering", ["generation", "ranking"])
+def test_the_model_thread_does_not_share_the_tokenizer_with_requests(t5, answering, monkeypatch):
+    """It answers while others cut their inputs, and they may cut while it ranks labels."""
+    engine, _ = t5
+    model, go, free = engine.models["own"], threading.Event(), []
+    monkeypatch.setattr(model, "codec", replace(model.codec, answering=answering))
+    holder = threading.Thread(target=engine.between_batches, args=(lambda: go.wait(60),))
+    holder.start()
+    try:
+        future = engine.submit("own", ["good w1", "bad w2"])
+        with engine.cutting:
+            go.set()
+            assert len(future.result(60)) == 2
+        with at_each_step(engine, lambda _: free.append(not engine.cutting.locked())):
+            engine.classify("own", ["good w1"])
+        assert free
+        assert all(free)
+    finally:
+        go.set()
+        holder.join()
+
+
+def test_an_answer_does_not_wait_for_the_tokenizer(decoder):
+    """The event loop, which has others to serve, takes no lock that is held for long."""
+    engine, _ = decoder
+    client, taken = TestClient(build_app(engine)), []
+
+    def take_once(_) -> None:
+        if not taken:
+            taken.append(engine.cutting.acquire())  # by whoever cuts the inputs of another request
+
+    ask = lambda: client.post("/v1/completions", json={"model": "one", "prompt": "w1", "max_tokens": 4})
+    with at_each_step(engine, take_once), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        try:
+            assert asked.result(60).status_code == 200
+        finally:
+            engine.cutting.release()
 
 
 def alone(folder: Path, prompt: str, tokens: int) -> str:
@@ -168,17 +220,6 @@ def test_sampling_follows_its_seed(decoder):
     ).json()["choices"]
     assert ask(1) == ask(1)
     assert len({ask(seed)[0]["text"] for seed in range(6)}) > 1
-
-
-@contextmanager
-def at_each_step(engine, act):
-    """Calls a function with what the host reads, before each of its passes."""
-    hook = lambda host, args, given: act(given.get("input_ids", given.get("decoder_input_ids")))
-    handle = engine.shelf.host.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def wait_for(engine, future) -> None:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as Late
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
@@ -95,7 +95,7 @@ class Engine:
         self.draining = self.stopping = False
         self.changed = threading.Condition()
         self.cutting = threading.Lock()
-        """A tokenizer keeps how it cuts in itself, so one thread uses it at a time."""
+        """A tokenizer keeps how it cuts in itself, so one thread uses it at a time; the model thread has its own."""
         self.thread = threading.Thread(target=self._work, name="inlay-model", daemon=True)
         self.thread.start()
 
@@ -464,12 +464,10 @@ class Engine:
     def _write(self, batch: list[Row]) -> None:
         """Rows of one model whose host answers in text."""
         model, host = batch[0].request.model, self.shelf.host
-        asked = [row.request.split.examples[row.at] for row in batch]
-        with self.cutting:
-            split = model.codec.encode(asked, labelled=False, cache=False)
+        codec = replace(model.codec, tokenizer=self.shelf.tokenizer)
+        split = codec.encode([row.request.split.examples[row.at] for row in batch], labelled=False, cache=False)
         inlays_of(host).switch(host, model.plan)
-        with self.cutting if model.codec.answering == "ranking" else nullcontext():  # ranking cuts the labels
-            answers = ask(host, model.codec, split, on_step=lambda: self._go_on(batch))
+        answers = ask(host, codec, split, on_step=lambda: self._go_on(batch))
         for row, answer in zip(batch, answers, strict=True):
             row.request.written[row.at] = answer
             self._done(row.request)

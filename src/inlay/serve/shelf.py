@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -90,6 +91,8 @@ class Shelf:
         self.host = bare(bench.host.eval())
         self.host_path = host_name
         self.host_name = Path(host_name).name if Path(host_name).is_dir() else host_name
+        self.tokenizer = deepcopy(bench.tokenizer) if bench.form == "text" else bench.tokenizer
+        """The model thread's own where it cuts texts too, so that it and requests do not wait for each other."""
         with registering(self.host) as inlays:
             self.joiner = Joiner(inlays.anatomy)
         self.models: dict[str, Model] = {}
