@@ -13,14 +13,14 @@ from inlay.data.examples import Example, examples, grouped, one_per_answer
 from inlay.data.rows import Table
 from inlay.data.task import Task
 from inlay.training.evaluate import ask
-from inlay.training.generation import ending, longest_answer, write
+from inlay.training.generation import ending, longest_answer, room_for, write, write_rows
 from inlay.training.joined import JoinedFeatures, check_packing
 from inlay.training.loop import TrainingLoop
 from inlay.training.objectives import Portion, consistent_loss, plain_loss
 from inlay.training.recipe import Generation, Recipe
 from inlay.training.tokens import IGNORED
 from inlay.training.workbench import Workbench
-from tests.hosts import shake, without_dropout
+from tests.hosts import shake, shaken, without_dropout
 from tests.training.small import BAD, GOOD, OTHER, save_decoder
 
 CAUSAL = ("gpt2", "gpt_neox", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi")
@@ -368,3 +368,15 @@ def test_an_encoder_cannot_answer_in_text_and_says_what_can(small):
     with pytest.raises(inlay.InlayError, match="such as T5, GPT-2 or Llama, not bert"):
         Workbench.open(str(small / "bert"), TASK)
     assert isinstance(hf.AutoConfig.from_pretrained(small / "bert"), hf.BertConfig)
+
+
+def test_an_answer_stops_where_the_hosts_positions_end(tmp_path):
+    """GPT-2 has a table of them: a prompt that just fits leaves less room than an answer may have."""
+    config = hf.AutoConfig.from_pretrained(save_decoder(tmp_path / "gpt2", "gpt2"))
+    config.n_positions = 32
+    shaken(hf.GPT2LMHeadModel(config)).save_pretrained(tmp_path / "gpt2")
+    bench = Workbench.open(str(tmp_path / "gpt2"), TASK)
+    codec, row = bench.codec(64), {"source": " ".join(["w1"] * 28), "references": "good"}
+    encoded = codec.encode(examples(TASK, Table([row], "rows")), cache=False)
+    [text] = write_rows(bench.host, codec, encoded, [0])
+    assert 1 <= text.tokens <= 32 - text.read < room_for(codec, encoded)

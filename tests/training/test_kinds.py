@@ -16,7 +16,7 @@ from inlay.data.metrics import score
 from inlay.data.rows import Table
 from inlay.data.task import Task
 from inlay.host.heads import CHOICE, Head
-from inlay.training.codec import Codec
+from inlay.training.codec import Answer, Codec
 from inlay.training.evaluate import ask, scores
 from inlay.training.loop import TrainingLoop
 from inlay.training.objectives import Portion, consistent_loss, plain_loss
@@ -24,7 +24,7 @@ from inlay.training.recipe import Recipe, filled
 from inlay.training.tokens import IGNORED, window_features, word_features
 from inlay.training.workbench import Workbench
 from tests.hosts import classifier
-from tests.training.small import KINDS, rows_of
+from tests.training.small import KINDS, rows_of, save_decoder, save_t5
 
 TAGS = ("B-NEG", "B-POS", "I-NEG", "I-POS", "O")
 TASKS = {
@@ -346,3 +346,53 @@ def test_metrics_against_numbers_worked_out_by_hand():
     golds = [(("the Eiffel Tower", 0), ("Eiffel", 4)), (), (("Paris", 3),)]
     told = score(squad, golds, ["eiffel!", "", "in Paris"])
     assert told == {"token_f1": pytest.approx((1 + 1 + 2 / 3) / 3), "exact_match": pytest.approx(2 / 3)}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_labels_of_spans_are_their_tokens_on_either_side_of_the_padding(tmp_path, side):
+    bench = Workbench.open(str(save_decoder(tmp_path / "llama")), TASKS["spans"])
+    bench.tokenizer.padding_side = side
+    some = [
+        Example((("w1", "w2 good w3"),), (("good", 3),)),
+        Example((("w1", "w2 w3 w4 w5 w6 bad"),), (("bad", 15),)),
+    ]
+    batch = bench.codec(32).encode(some, cache=False).features.collate([0, 1])
+    said = [
+        bench.tokenizer.decode(ids[first : last + 1])
+        for ids, (first, last) in zip(*map(batch.get, ("input_ids", "labels")), strict=True)
+    ]
+    assert said == ["good", "bad"]
+
+
+@pytest.mark.parametrize(("text", "start"), [("good", 3), ("good ", 3), (" good", 2), (" good ", 2)])
+def test_spaces_around_an_answer_are_not_of_it(small, text, start):
+    bench = Workbench.open(str(small / "bert"), TASKS["spans"])
+    row = {"question": "w1", "context": "w2 good w3", "answers": {"text": [text], "answer_start": [start]}}
+    encoded = bench.codec(32).encode(examples(TASKS["spans"], Table([row], "rows")), cache=False)
+    first, last = encoded.features.targets[0].tolist()
+    assert bench.tokenizer.decode(encoded.features.collate([0])["input_ids"][0, first : last + 1]) == "good"
+
+
+def test_rows_with_one_right_choice_and_with_several_are_measured_together(small):
+    task = TASKS["choice"]
+    rows = [
+        {"text": "w1", "choices": ["good", "bad"], "label": 0},
+        {"text": "w2", "choices": ["good", "bad", "poor"], "label": ["bad", "poor"]},
+    ]
+    for given in (rows, rows[::-1]):
+        found = examples(task, Table(given, "rows"))
+        right = [found[i].choices.index(found[i].answers[-1]) for i in range(2)]
+        codec = Workbench.open(str(small / "bert"), task).codec(32)
+        encoded = codec.encode(found, cache=False)
+        assert codec.measure(encoded, [Answer(i) for i in right])["accuracy"] == 1
+        assert codec.measure(encoded, [Answer(0), Answer(0)])["accuracy"] == 0.5, "good is right in one of them"
+
+
+def test_a_choice_that_is_none_is_a_mistake_like_others(tmp_path):
+    """Choices by their own text, labelled by their index: what T5 writes at first is none of them."""
+    task = TASKS["choice"].model_copy(update={"answers": "text"})
+    codec = Workbench.open(str(save_t5(tmp_path / "t5")), task).codec(32)
+    found = examples(task, Table(rows_of("choice", 4), "rows"))
+    said = [codec.decode(example.choices[int(example.target)], example) for example in found[:3]]
+    said.append(codec.decode("something else", found[3]))
+    assert codec.measure(codec.encode(found, cache=False), said)["accuracy"] == 0.75

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
+from tokenizers import processors
 
 import inlay
 from inlay.data import Data, prepare
@@ -24,7 +26,7 @@ from inlay.training.generation import asked
 from inlay.training.label_words import likelihoods
 from inlay.training.objectives import Portion, consistent_loss, plain_loss
 from inlay.training.workbench import Workbench
-from tests.hosts import shake
+from tests.hosts import shake, shaken
 from tests.training.small import OTHER, rows, save_bert, save_decoder, save_t5, write_rows
 
 LABELS = ("negative", "positive")
@@ -296,3 +298,62 @@ def test_a_built_in_task_is_asked_as_it_was_trained(host, said, hosts, tmp_path)
     assert renamed.rows("validation", None, tmp_path / "other")[1] == asked_now
     alone = open_for_use(tmp_path / "run" / "inlay", str(hosts / host))
     assert alone.rows("validation", None, tmp_path / "rows")[1] == asked_now
+
+
+def save_bart(folder: Path) -> Path:
+    """A BART whose targets begin with <s>, and which begins with </s>."""
+    save_t5(folder, says=("<s>",))
+    tokenizer = hf.PreTrainedTokenizerFast.from_pretrained(folder)
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in ("<s>", "</s>", "<pad>")}
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", ids["<s>"]), ("</s>", ids["</s>"])]
+    )
+    tokenizer.save_pretrained(folder)
+    sizes = {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+    }
+    config = hf.BartConfig(
+        vocab_size=len(tokenizer), encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=64, **sizes,
+        bos_token_id=ids["<s>"], eos_token_id=ids["</s>"], pad_token_id=ids["<pad>"], decoder_start_token_id=ids["</s>"],
+        forced_eos_token_id=None,
+    )  # fmt: skip
+    shaken(hf.BartForConditionalGeneration(config)).save_pretrained(folder)
+    return folder
+
+
+def test_words_are_asked_for_where_targets_have_them(tmp_path):
+    """BART's targets begin with <s>: the word comes after it, in training and when it is asked."""
+    bench = Workbench.open(str(save_bart(tmp_path / "bart")), SEVERAL)
+    codec, found = bench.codec(32), some(SEVERAL)
+    encoded = codec.encode(found, cache=False)
+    batch = encoded.features.collate(list(range(len(found))))
+    labels = batch["labels"]
+    with torch.no_grad():
+        likely = bench.host.eval()(**batch).logits.log_softmax(-1)
+        asked_now = likelihoods(
+            bench.host, {n: t for n, t in batch.items() if n != "labels"}, codec.words, decoder=False
+        )
+    for row, example in enumerate(found):
+        word = [int(token) for token in labels[row] if int(token) not in (*bench.tokenizer.all_special_ids, -100)]
+        of_the_word = sum(float(likely[row, 1 + i, token]) for i, token in enumerate(word))  # the loss's own positions
+        assert float(asked_now[row, int(example.target)]) == pytest.approx(of_the_word, abs=1e-4)
+
+
+def test_members_that_answer_with_words_fuse(hosts, tmp_path):
+    """And what the fusion listens to is measured, with one sequence for each length of words."""
+    train, validation = write_rows(tmp_path / "t.jsonl", rows(24)), write_rows(tmp_path / "v.jsonl", rows(8, 1))
+    common = {
+        "host": str(hosts / "bert"), "train_file": train, "validation_file": validation, "answer_with": "words", "epochs": 1,
+        "label_words": ("bad w3", "good"), "template": CLOZE, "batch_size": 8, "threads": 1,
+    }  # fmt: skip
+    for name in ("a", "b"):
+        train_run(Settings(out=tmp_path / name, name=name, method="pfeiffer", **common))
+    fused = train_run(Settings(out=tmp_path / "f", mode="fusion", members=(tmp_path / "a", tmp_path / "b"), **common))
+    record = fused.record()
+    assert record["status"] == "finished"
+    assert all(sum(shares.values()) == pytest.approx(1, abs=1e-3) for shares in record["attention"].values())

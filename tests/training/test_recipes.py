@@ -28,6 +28,7 @@ ADAPTER = {
 }  # fmt: skip
 COMPACT = {"sites": ["attention", "ffn"], "reduction": 32, "activation": "gelu_new", "before_dropout": True}
 ADAMIX = {
+    "patience": 0,
     "consistency": 1.0, "consistency_detach": True, "batch_size": 64, "weight_decay": 0.1, "warmup": 0.06, "mode": "inlay",
 }  # fmt: skip
 
@@ -76,13 +77,20 @@ PUBLISHED: dict[tuple[str, ...], dict[str, Any]] = {
     ("adamix-nlg", "", "e2e"): {
         "method": "mixture", "lr": 2e-4, "epochs": 20, "batch_size": 8, "warmup": 2000, "weight_decay": 0.01, "schedule": "linear",
         "label_smoothing": 0.1, "beams": 10, "length_penalty": 0.8, "no_repeat_ngram": 4, "consistency": 100.0,
-        "consistency_detach": True, "options": {"modules": 8, "share": "up", "method": LORA},
+        "consistency_detach": True, "patience": 0, "options": {"modules": 8, "share": "up", "method": LORA},
     },
     ("adamix-nlg", "", "webnlg"): {"epochs": 25, "warmup": 2500, "weight_decay": 0.01, "label_smoothing": 0.1},
     ("adamix-nlg", "", "dart"): {
         "epochs": 20, "warmup": 2000, "weight_decay": 0.0, "label_smoothing": 0.0,
         "options": {"modules": 8, "share": "up", "method": LORA | {"dropout": 0.0}},
     },
+    ("lora-nlg", "", "e2e"): {
+        "method": "lora", "lr": 2e-4, "epochs": 20, "batch_size": 8, "warmup": 2000, "weight_decay": 0.01, "schedule": "linear",
+        "label_smoothing": 0.1, "beams": 10, "length_penalty": 0.8, "no_repeat_ngram": 4, "patience": 0,
+        "options": {name: value for name, value in LORA.items() if name != "kind"},
+    },
+    ("lora-nlg", "", "webnlg"): {"epochs": 25, "warmup": 2500},
+    ("lora-nlg", "", "dart"): {"weight_decay": 0.0, "label_smoothing": 0.0, "options": {name: value for name, value in LORA.items() if name != "kind"} | {"dropout": 0.0}},
     ("few-labels", "pfeiffer", "rte"): {"lr": 1e-3},
     ("few-labels", "mode full", "rte"): {"lr": 5e-5},
     ("few-labels", "mode fusion", "rte"): {"lr": 5e-4},
@@ -164,6 +172,7 @@ def test_the_recipes_are_those_that_are_promised():
         "compacter",
         "default",
         "few-labels",
+        "lora-nlg",
         "mt-a",
     )
     assert all(read_recipe(name)["about"] for name in recipe_names())

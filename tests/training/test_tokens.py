@@ -45,3 +45,23 @@ def test_text_targets_are_not_counted_where_padded(small):
     batch = made.collate([0, 1])
     assert (batch["labels"] == IGNORED).sum() == 2
     assert made.weights([0, 1]) == int((batch["labels"] != IGNORED).sum())
+
+
+def test_whatever_changes_the_tokens_is_another_entry(small):
+    """Also what a tokenizer's file says of it, and a pair that reads like none."""
+    some = [Example((("w1 good w2 w3", "bad"),), 0)]
+
+    def made(texts=some, **said):
+        tokens = tokenizer(small)
+        for name, value in said.items():
+            setattr(tokens, name, value)
+        return features(texts, tokens, 6, [0])
+
+    assert not made().cached
+    assert made().cached
+    assert list(made(model_input_names=["input_ids", "attention_mask"]).inputs.columns) == ["input_ids"]
+    left = made(truncation_side="left")
+    assert not left.cached
+    assert left.inputs.columns["input_ids"].tolist() != made().inputs.columns["input_ids"].tolist()
+    assert not made([Example((("w1", "None"),), 0)]).cached
+    assert not made([Example((("w1", None),), 0)]).cached

@@ -117,9 +117,10 @@ def examples(task: Task, table: Table, *, labelled: bool = True) -> list[Example
     """Every row as an example. All broken rows are reported at once."""
     check_columns(table, task.columns(labelled))
     made, problems = [], []
+    listed = task.kind == "choice" and any(isinstance(row.get(task.label), list) for row in table.rows)
     for index, row in enumerate(table.rows):
         try:
-            made.append(_example(task, row, labelled))
+            made.append(_example(task, row, labelled, listed))
         except DataError as error:
             problems.append((table.number(index), f"{table.where(index)}: {error}"))
     if problems:
@@ -128,7 +129,8 @@ def examples(task: Task, table: Table, *, labelled: bool = True) -> list[Example
     return made
 
 
-def _example(task: Task, row: Row, labelled: bool) -> Example:
+def _example(task: Task, row: Row, labelled: bool, listed: bool) -> Example:
+    """listed: kind choice, and right answers are measured as such, because some rows have several."""
     if task.kind == "tags":
         return _tagged(task, row, labelled)
     if task.kind == "spans":
@@ -155,7 +157,7 @@ def _example(task: Task, row: Row, labelled: bool) -> Example:
     else:
         texts = tuple((text.replace(task.blank, str(choice)), None) for choice in choices)
     right = _right(row.get(task.label), choices) if labelled else []
-    answers = tuple(str(choices[i]) for i in right) if isinstance(row.get(task.label), list) else ()
+    answers = tuple(str(choices[i]) for i in right) if listed else ()
     own = tuple(map(str, choices)) if answers or task.answers == "text" else ()
     return Example(texts, right[0] if right else None, None, prompt, own, answers)
 
@@ -246,8 +248,8 @@ def _asked(task: Task, row: Row, labelled: bool) -> Example:
     found, problems = [], []
     for text, start in _texts_of(row.get(task.label)):
         there = context[start : start + len(text)] if isinstance(start, int) and start >= 0 else None
-        if there == text:
-            found.append((text, cast(int, start)))
+        if there == text:  # no token is of the spaces at its ends alone
+            found.append((text.strip(), cast(int, start) + len(text) - len(text.lstrip())))
         elif there is None:
             problems.append(f"answer {text!r} begins at {start!r}, which is no position")
         else:

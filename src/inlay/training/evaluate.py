@@ -21,7 +21,7 @@ from inlay.methods.mixture import Routing
 from inlay.training.batching import evenly, reading_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.generation import asked, rows_at_once, written
-from inlay.training.label_words import at_masks, likelihoods
+from inlay.training.label_words import ClozeFeatures, at_masks, likelihoods
 from inlay.training.ranking import ranked
 
 if TYPE_CHECKING:
@@ -182,8 +182,8 @@ def batches_of(host: PreTrainedModel, split: EncodedSplit, at_most: int | None =
     kept = evenly(len(split.features.lengths), at_most)
     for rows in reading_batches(split.features.lengths[kept], BATCH):
         batch = split.features.collate([kept[row] for row in rows])
-        if split.features.made != "text":  # the host itself knows no loss for choices, words and windows
-            batch.pop("labels", None)
-            batch.pop("there", None)
+        if split.features.made != "text" or isinstance(split.features, ClozeFeatures):
+            batch.pop("labels", None)  # the host itself knows no loss for choices, words, windows and masks
+        batch = {name: tensor for name, tensor in batch.items() if name != "there" and not name.startswith("masks_")}
         batches.append({name: tensor.to(host.device) for name, tensor in batch.items()})
     return batches

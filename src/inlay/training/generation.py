@@ -38,7 +38,7 @@ from inlay.training.batching import reading_batches
 from inlay.training.codec import Codec, EncodedSplit
 from inlay.training.joined import JoinedFeatures
 from inlay.training.recipe import Generation
-from inlay.training.tokens import Features, Tokens, decoder_start
+from inlay.training.tokens import Features, Tokens, decoder_start, positions_of
 
 BATCH = 64
 """Sequences that are written at once; with beams fewer rows."""
@@ -134,7 +134,11 @@ def written(
     if on_step is not None:
         more["stopping_criteria"] = StoppingCriteriaList([EachStep(on_step)])
     given = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    settings = settings_for(host, codec, room_for(codec, split))
+    room = room_for(codec, split)
+    positions = positions_of(host.config) if codec.decoder else None
+    if positions is not None:
+        room = max(1, min(room, positions - batch["input_ids"].shape[1]))
+    settings = settings_for(host, codec, room)
     made = cast(Any, host).generate(**given, generation_config=settings, **more)
     made = made[:, batch["input_ids"].shape[1] if codec.decoder else 1 :]  # others begin with the decoder's start
     texts = codec.tokenizer.batch_decode(made, skip_special_tokens=True)

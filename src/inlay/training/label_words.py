@@ -32,6 +32,8 @@ class LabelWords:
 
     ids: tuple[tuple[int, ...], ...]
     together: Together = "sum"
+    before: tuple[int, ...] = ()
+    """Encoder-decoders: what every answer begins with, such as BART's <s>."""
 
     @property
     def lengths(self) -> list[int]:
@@ -48,10 +50,13 @@ class LabelWords:
         return each.mean(1) if self.together == "mean" else each.sum(1)
 
 
-def label_words(task: Task, tokenizer: PreTrainedTokenizerBase, masked: bool) -> LabelWords:
+def label_words(
+    task: Task, tokenizer: PreTrainedTokenizerBase, form: Literal["mask", "decoder", "text", "labels"]
+) -> LabelWords:
     """The words of a task's labels as the tokenizer cuts them; whatever is wrong with any of them is said at once."""
+    masked = form == "mask"
     shape = (task.cloze if masked else task.template) or ""
-    space = " " if shape.partition("{target}")[0].endswith(" ") else ""
+    space = " " if form != "text" and shape.partition("{target}")[0].endswith(" ") else ""
     if len(task.label_words) != len(task.labels):
         raise ConfigError(
             f"label_words has {len(task.label_words)} words for {len(task.labels)} labels ({', '.join(task.labels)}). "
@@ -74,7 +79,14 @@ def label_words(task: Task, tokenizer: PreTrainedTokenizerBase, masked: bool) ->
         problems.append("this host has no mask token to fill in; use a masked language model, a decoder or T5")
     if problems:
         raise ConfigError("\n".join(problems))
-    return LabelWords(tuple(map(tuple, cut)), task.label_tokens)
+    return LabelWords(tuple(map(tuple, cut)), task.label_tokens, _beginning(tokenizer) if form == "text" else ())
+
+
+def _beginning(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The special tokens before a text, as targets are made with them."""
+    empty, one = tokenizer("")["input_ids"], tokenizer("a")["input_ids"]
+    end = next((i for i, (a, b) in enumerate(zip(empty, one, strict=False)) if a != b), len(empty))
+    return tuple(empty[:end])
 
 
 # masked language models
@@ -168,10 +180,10 @@ def likelihoods(host: PreTrainedModel, batch: dict[str, Tensor], words: LabelWor
             logits = model(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False).logits
             logits = logits[:, -len(begin) - 1 :]
         else:
-            start = tokens.new_full((rows, 1), decoder_start(host))
+            start = torch.tensor([[decoder_start(host), *words.before]], device=host.device).expand(rows, -1)
             logits = model(
                 encoder_outputs=states, attention_mask=given["attention_mask"], use_cache=False,
                 decoder_input_ids=torch.cat([start, tokens], 1),
-            ).logits  # fmt: skip
+            ).logits[:, len(words.before) :]  # fmt: skip
         likely[begin] = logits.float().log_softmax(-1)
     return torch.cat([LabelWords((word,), words.together).scores([likely[word[:-1]]]) for word in words.ids], 1)

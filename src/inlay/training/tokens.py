@@ -23,13 +23,19 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from inlay.data.examples import Example
 from inlay.errors import ConfigError
 from inlay.storage.cache import cache_folder
 from inlay.storage.files import write_whole
 from inlay.storage.tensor_file import Damaged, pack, unpack
+
+COUNT_FROM_PADDING = (
+    "roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "mpnet", "longformer", "ibert",
+    "data2vec-text", "xmod",
+)  # fmt: skip
+"""Hosts whose first position is the one after their padding token's, 2."""
 
 Target = int | float | str | tuple[float, ...] | None
 """What an example asks for: the index of a label or choice, a number, a text, 0 or 1 for each label; None: unknown."""
@@ -122,8 +128,12 @@ class Features:
     def _labels(self, rows: Sequence[int], which: Tensor) -> dict[str, Tensor]:
         if self.targets is None:
             return {}
+        if self.made == "windows":
+            assert isinstance(self.targets, Tensor)
+            lengths = self.inputs.lengths[which]  # first and last token of each window, wherever its padding is
+            return {"labels": self.targets[which] + ((lengths.max() - lengths).unsqueeze(1) if self.left else 0)}
         if isinstance(self.targets, Tensor):
-            return {"labels": self.targets[which if self.made == "windows" else torch.tensor(rows)]}
+            return {"labels": self.targets[torch.tensor(rows)]}
         wanted = self.targets.padded(torch.tensor(rows), {}, self.left and self.made == "words")
         return {"labels": wanted["input_ids"].masked_fill(wanted["mask"] == 0, IGNORED)}
 
@@ -340,12 +350,21 @@ def cached_tensors(key: str | None, make: Callable[[], dict[str, Tensor]]) -> tu
 
 
 def cache_key(tokenizer: PreTrainedTokenizerBase, texts: list[str], pairs: Iterable[str | None], how: str) -> str:
-    digest = hashlib.sha256(f"{type(tokenizer).__name__} {how} {tokenizer.padding_side}".encode())
+    sides = f"{tokenizer.padding_side} {tokenizer.truncation_side}"
+    names = " ".join(tokenizer.model_input_names)
+    digest = hashlib.sha256(f"{type(tokenizer).__name__} {how} {sides} {names}".encode())
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest.update((backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))).encode())
     for text, pair in zip(texts, pairs, strict=True):
-        digest.update(f"\0{len(text)} {text}\0{pair}".encode("utf-8", "surrogatepass"))
+        second = "none" if pair is None else f"{len(pair)} {pair}"
+        digest.update(f"\0{len(text)} {text}\0{second}".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
+
+
+def positions_of(config: PretrainedConfig) -> int | None:
+    """How many tokens a host has positions for, where its config says so."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return positions if positions is None else positions - (2 if config.model_type in COUNT_FROM_PADDING else 0)
 
 
 def decoder_start(host: PreTrainedModel) -> int:

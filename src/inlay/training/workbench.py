@@ -39,13 +39,9 @@ from inlay.methods.head import HeadOnly
 from inlay.training.codec import STRIDE, AnswerForm, Codec, answer_form, is_decoder
 from inlay.training.label_words import label_words
 from inlay.training.recipe import Mode
+from inlay.training.tokens import positions_of
 
 Pooling = Literal["first", "mean", "last", "host"]
-COUNT_FROM_PADDING = (
-    "roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "mpnet", "longformer", "ibert",
-    "data2vec-text", "xmod",
-)  # fmt: skip
-"""Hosts whose first position is the one after their padding token's, 2."""
 
 
 def open_config(name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
@@ -115,7 +111,7 @@ class Workbench:
         """
         decoder = self.form == "text" and not self.host.config.is_encoder_decoder
         worded = self.task.answer_with == "words"
-        words = label_words(self.task, self.tokenizer, self.form == "mask") if worded else None
+        words = label_words(self.task, self.tokenizer, "decoder" if decoder else self.form) if worded else None
         return Codec(
             self.task, self.form, self.tokenizer, self.longest_input(max_length), stride, decoder=decoder, words=words
         )  # fmt: skip
@@ -214,10 +210,8 @@ class Workbench:
 def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """The most tokens that a host, its tokenizer and the user allow."""
     limits = [wanted, int(min(tokenizer.model_max_length, 1 << 30))]
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None:
-        limits.append(positions - (2 if config.model_type in COUNT_FROM_PADDING else 0))
-    return min(limits)
+    positions = positions_of(config)
+    return min(limits if positions is None else [*limits, positions])
 
 
 def _class_for(form: AnswerForm, config: PretrainedConfig) -> Any:
