@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -76,6 +77,10 @@ class Anatomy:
     """Dotted names of all layers."""
     stacks: dict[str, str]
     """Dotted name of the module that runs each stack's layers."""
+    begins: str
+    """Dotted name of the module that is given the tokens of every batch."""
+    told_positions: bool
+    """Whether that module can be told where its tokens stand."""
 
     def __init__(self, host: PreTrainedModel) -> None:
         family = family_of(host)
@@ -89,6 +94,7 @@ class Anatomy:
         self.positions = getattr(config, "max_position_embeddings", None)
         self.depth, self.places, self.branches, self.stacks, self.layers = {}, {}, {}, {}, []
         self._add_layers(host, family)
+        self.begins, self.told_positions = self._beginning(host)
         self._add_tokens(host)
         self._add_weights(host)
         self.no_keys = self._why_no_keys(host)
@@ -126,6 +132,14 @@ class Anatomy:
             raise AnatomyError(
                 f"{type(host).__name__} has no layers at {tried} below {self.base or 'its root'!r}.{hint}"
             )
+
+    def _beginning(self, host: PreTrainedModel) -> tuple[str, bool]:
+        """The base model; of a decoder alone what it holds, which some hosts call past it (OPT that writes)."""
+        begins = self.stacks["decoder"] if self.causal else self.base
+        names = inspect.signature(host.get_submodule(begins).forward).parameters
+        if "input_ids" not in names:  # it is given hidden states
+            begins, names = self.base, inspect.signature(host.base_model.forward).parameters
+        return begins, "position_ids" in names
 
     def _add_tokens(self, host: PreTrainedModel) -> None:
         embeddings: Any = host.get_submodule(self.embeddings)

@@ -45,20 +45,20 @@ class Entry(Hooked):
         self.prompting = False
         """Whether the host is a causal decoder with tokens in front."""
         self.embed = (host.get_submodule(anatomy.embeddings),)
-        self.base_inputs = list(inspect.signature(host.get_submodule(anatomy.base).forward).parameters)
+        base = host.get_submodule(anatomy.begins)
+        self.base_inputs = list(inspect.signature(base.forward).parameters)
         self.inputs = list(inspect.signature(host.forward).parameters)
         self.handles += [
             host.register_forward_pre_hook(self.enter, with_kwargs=True),
-            host.get_submodule(anatomy.base).register_forward_pre_hook(self.begin, with_kwargs=True),
-            host.get_submodule(anatomy.base).register_forward_hook(self.between, always_call=True),
+            base.register_forward_pre_hook(self.begin, with_kwargs=True),
+            base.register_forward_hook(self.between, always_call=True),
             host.register_forward_hook(self.leave, always_call=True),
         ]
-        inner = "decoder" if anatomy.causal else "encoder"  # OPT that writes calls its decoder, not its base model
-        alone = not anatomy.causal and len(anatomy.depth) == 1
-        reader = host.get_submodule(anatomy.base if alone else anatomy.stacks[inner])
+        both = len(anatomy.depth) == 2
+        reader = host.get_submodule(anatomy.stacks["encoder"] if both else anatomy.begins)
         self.reader_inputs = list(inspect.signature(reader.forward).parameters)
         self.handles.append(reader.register_forward_pre_hook(self.read, with_kwargs=True))
-        if len(anatomy.depth) == 2:
+        if both:
             writer = host.get_submodule(anatomy.stacks["decoder"])
             self.writer_inputs = list(inspect.signature(writer.forward).parameters)
             self.handles.append(writer.register_forward_pre_hook(self.write, with_kwargs=True))
@@ -125,6 +125,7 @@ class Entry(Hooked):
         if visible is not None:  # a row without tokens sees its first blank, which nobody looks at
             mask = visible.long().clone()
             mask[:, 0] = 1
+        self.real.put(mask)  # until the text's own is noted
         with not_checkpointed(base):
             base.forward(inputs_embeds=tokens, attention_mask=mask, use_cache=False)
         prompted.done = True

@@ -114,7 +114,8 @@ class Prefix(Method):
 
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         anatomy.check_layers(self.leave_out)
-        if self.shift and (set(anatomy.depth) == {"encoder", "decoder"} or anatomy.positions is None):
+        one = len(anatomy.depth) == 1  # two stacks have positions of their own
+        if self.shift and not (one and anatomy.positions is not None and anatomy.told_positions):
             raise ConfigError("shift=True needs a host that is told its tokens' positions; this one is not.")
         if self.shift and anatomy.positions is not None and self.length >= anatomy.positions:
             raise ConfigError(f"a prefix of {self.length} leaves none of the host's {anatomy.positions} positions")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
-from inlay.errors import ConfigError
+from inlay.errors import AnatomyError, ConfigError
 from inlay.methods.acting import Reads
 from inlay.methods.base import Method, register
 from inlay.methods.prefix import Table
@@ -91,6 +91,11 @@ class Prompt(Method):
             )
         if anatomy.causal:
             anatomy.attention_places("self_attention")  # or the reason why not
+            if not anatomy.told_positions:
+                raise AnatomyError(
+                    "a prompt moves the tokens of a text, but this host is not told where they stand. Use a Prefix, "
+                    "which leaves them there."
+                )
         return anatomy.of_kind("tokens")
 
     def reads_at(self, place: Place) -> Reads:
