@@ -23,6 +23,7 @@ from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
 from inlay.host.front import InFront, moved_positions
 from inlay.host.plan import Active, Passing, Plan, Prompted, Slot
+from inlay.host.recompute import checkpointable, forget, remember
 from inlay.host.sites import BranchInput, Hooked, LayerInput, not_checkpointed
 
 
@@ -38,12 +39,13 @@ class Entry(Hooked):
         self.written = Slot()
         """The same of the texts of a decoder that stands after an encoder."""
         self.caught = Passing()
-        """Keys and values of tokens in front of a causal decoder, until the next forward: a checkpointed layer may be
-        recomputed meanwhile."""
+        """Keys and values of tokens in front of a causal decoder, until the next forward."""
+        active.held += [self.real, self.written, self.caught]
         self.cuts: Passing | None = None
         """How the batch has grown, where an encoder has tokens in front."""
         self.prompting = False
         """Whether the host is a causal decoder with tokens in front."""
+        self.checkpointable = checkpointable(host)
         self.embed = (host.get_submodule(anatomy.embeddings),)
         base = host.get_submodule(anatomy.begins)
         self.base_inputs = list(inspect.signature(base.forward).parameters)
@@ -63,6 +65,10 @@ class Entry(Hooked):
             self.writer_inputs = list(inspect.signature(writer.forward).parameters)
             self.handles.append(writer.register_forward_pre_hook(self.write, with_kwargs=True))
 
+    def unhook(self) -> None:
+        super().unhook()
+        forget(self.checkpointable)
+
     def enter(self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self.active[0].plan
         if plan.rows is not None:
@@ -71,10 +77,17 @@ class Entry(Hooked):
             self.mask.put(self._given("attention_mask", args, kwargs))
 
     def read(self, reader: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._remember()
         self._note_mask(self.real, self.reader_inputs, args, kwargs)
 
     def write(self, writer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._remember()
         self._note_mask(self.written, self.writer_inputs, args, kwargs)
+
+    def _remember(self) -> None:
+        """Before a stack's first layer: checkpointing may have been turned on since the last pass."""
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            remember(self.checkpointable, self.active[0])
 
     def _note_mask(self, slot: Slot, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self.active[0].plan

@@ -135,7 +135,7 @@ for _theirs, _ours in OURS.items():
     AttentionMaskInterface.register(_ours, ALL_MASK_ATTENTION_FUNCTIONS[_theirs])
 
 
-def configs(host: PreTrainedModel) -> Iterator[Any]:
+def configs(host: nn.Module) -> Iterator[Any]:
     """Every config that an attention of the host reads: encoders and decoders have copies of their own."""
     found = {id(config): config for m in host.modules() if (config := getattr(m, "config", None)) is not None}
     return (config for config in found.values() if hasattr(config, "_attn_implementation_internal"))
@@ -156,8 +156,8 @@ def check_attention(host: PreTrainedModel) -> None:
         )
 
 
-def name_attention(host: PreTrainedModel, ours: bool) -> None:
-    """Let the host attend by our functions, or by its own again."""
+def name_attention(host: nn.Module, ours: bool) -> None:
+    """Let the host, or a layer of it, attend by our functions, or by its own again."""
     names = OURS if ours else THEIRS
     for config in configs(host):
         config._attn_implementation_internal = names.get(config._attn_implementation, config._attn_implementation)

@@ -116,6 +116,8 @@ class Active(nn.Module):
         self.own = OwnPlan()
         self.latest = Plan()
         self.attending = Attending()
+        self.held: list[Slot | Passing] = []
+        """What hooks leave for all layers of a pass."""
 
     @property
     def plan(self) -> Plan:

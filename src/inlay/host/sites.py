@@ -165,6 +165,7 @@ def checkpointed(base: nn.Module) -> list[nn.Module]:
     layers = [m for m in base.modules() if getattr(m, "gradient_checkpointing", False) is True and m.training]
     for layer in layers:
         function: Any = getattr(layer, "_gradient_checkpointing_func", None)
+        function = getattr(function, "original", function)  # see recompute.py
         if isinstance(function, functools.partial) and function.keywords.get("use_reentrant"):
             raise SetupError(
                 "what this setup makes once for all layers needs gradient checkpointing that is not reentrant: "

@@ -27,6 +27,7 @@ class WeightSite(Hooked):
         super().__init__()
         self.active = (active,)
         self.made = Passing()
+        active.held.append(self.made)
         self.lock = Lock()
         base = host.base_model
         self.base = (base,)
@@ -49,6 +50,7 @@ class WeightSite(Hooked):
             self.swaps.append(Swap(module, tuple(owners.get(unit, ())), unit in begins, self))
 
     def unhook(self) -> None:
+        self.active[0].held.remove(self.made)
         for swap in self.swaps:
             swap.unhook()
 

@@ -70,6 +70,13 @@ class Draw:
 
     def draw(self) -> None: ...
 
+    def drawn(self) -> Any:
+        """What was drawn last: gradient checkpointing takes it again when it recomputes a layer."""
+        return None
+
+    def take(self, drawn: Any) -> None:
+        """Go on with what was drawn once."""
+
     def skips(self, place: Place) -> bool:
         """Whether this training step leaves a place out."""
         return False

@@ -25,5 +25,11 @@ class FirstLayers(Draw):
     def draw(self) -> None:
         self.left_out = int(torch.randint(0, self.most + 1, ()))
 
+    def drawn(self) -> int:
+        return self.left_out
+
+    def take(self, drawn: int) -> None:
+        self.left_out = drawn
+
     def skips(self, place: Place) -> bool:
         return 0 <= place.layer < self.left_out

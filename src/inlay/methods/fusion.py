@@ -348,6 +348,12 @@ class Subset(Draw):
         drawn = torch.randperm(len(self.members))[: self.size].tolist()
         self.chosen = frozenset(self.members[n] for n in drawn)
 
+    def drawn(self) -> frozenset[str] | None:
+        return self.chosen
+
+    def take(self, drawn: frozenset[str] | None) -> None:
+        self.chosen = drawn
+
 
 class Fused:
     """h + Σ_n p_n V z_n: a fusion acts at one place.

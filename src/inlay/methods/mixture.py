@@ -303,8 +303,7 @@ def _width(linear: nn.Module, place: Place) -> int:
 class Doubling(Draw):
     """How many parts of the batch have draws of their own: one, or the two passes that a loss compares.
 
-    `doubled` says it for the next forward. The projections keep it until the one after that begins: gradient
-    checkpointing may recompute this one meanwhile.
+    `doubled` says it for the next forward. The projections keep it until the one after that begins.
     """
 
     def __init__(self, choices: list[Alternatives], inner: Draw) -> None:
@@ -312,10 +311,21 @@ class Doubling(Draw):
         self.next = 1
 
     def draw(self) -> None:
-        self.passes = self.next
-        for choice in self.choices:
-            choice.passes = self.next
+        self._part(self.next)
         self.inner.draw()
+
+    def _part(self, passes: int) -> None:
+        self.passes = passes
+        for choice in self.choices:
+            choice.passes = passes
+
+    def drawn(self) -> tuple[int, Any]:
+        return self.passes, self.inner.drawn()
+
+    def take(self, drawn: tuple[int, Any]) -> None:
+        passes, inner = drawn
+        self._part(passes)
+        self.inner.take(inner)
 
     def skips(self, place: Place) -> bool:
         return self.inner.skips(place)
