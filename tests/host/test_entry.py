@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 
 import inlay
-from tests.hosts import CONFIGS, batch, logits, shake, shaken, without_dropout
+from tests.hosts import CONFIGS, batch, classifier, logits, shake, shaken, without_dropout
 from tests.methods.ways import CAUSAL
 
 PAST_THE_BASE = ["opt", "opt-post-ln", "bart"]
@@ -110,3 +110,27 @@ def test_what_was_caught_goes_when_the_host_fails(family: str) -> None:
     with end.register_forward_pre_hook(fail), pytest.raises(RuntimeError, match="on the way"):
         logits(host)
     assert all(branch.residual.value is None for branch in host.inlays.branches.values())
+
+
+def replica_of(host: hf.PreTrainedModel) -> hf.PreTrainedModel:
+    """What nn.DataParallel makes of a host for each device; torch's own way needs GPUs."""
+    copies = {module: module._replicate_for_data_parallel() for module in host.modules()}
+    for module, twin in copies.items():
+        twin._modules = {name: None if child is None else copies[child] for name, child in module._modules.items()}
+        for name, parameter in module._parameters.items():
+            setattr(twin, name, None if parameter is None else parameter.detach().clone())
+    return copies[host]
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "opt"])
+def test_replicas_of_data_parallel_are_refused(family: str) -> None:
+    host = classifier(family)
+    inlay.add(host, "a", inlay.Houlsby(size=4))
+    bare = logits(host)
+    inlay.activate(host, inlay.Rows("a", None, "a"))
+    replica = replica_of(host)
+    for model in (replica, replica.base_model):
+        with pytest.raises(inlay.SetupError, match="torchrun"):
+            model(**batch(rows=2))
+    inlay.activate(host, None)
+    assert torch.equal(logits(replica), bare)

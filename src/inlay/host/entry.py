@@ -71,6 +71,7 @@ class Entry(Hooked):
 
     def enter(self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self.active[0].plan
+        _refuse_replica(host, plan)
         if plan.rows is not None:
             self._check_rows(plan.rows, args, kwargs)
         if plan.pools:
@@ -104,6 +105,7 @@ class Entry(Hooked):
         self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         plan = self.active[0].plan
+        _refuse_replica(base, plan)
         for inlay, draw in plan.draws:
             if inlay.training:
                 draw.draw()
@@ -182,6 +184,16 @@ class Entry(Hooked):
                         f"Rows with one part per row; with beams or other repeated rows give each=<repeats> as well."
                     )
                 return
+
+
+def _refuse_replica(module: nn.Module, plan: Plan) -> None:
+    """Refuse what nn.DataParallel makes of a host: its hooks are the original's, and run the original's inlays."""
+    if plan.setup is not None and getattr(module, "_is_replica", False):
+        raise SetupError(
+            "nn.DataParallel copies a host without what hooks on it run, so that its copies would use the first "
+            "device's inlays. Use one process per device: torchrun, or accelerate launch. The Trainer takes "
+            "nn.DataParallel where one process sees several GPUs; CUDA_VISIBLE_DEVICES=0 leaves it one."
+        )
 
 
 def _refuse_cache(past: Any) -> None:
