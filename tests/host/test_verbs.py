@@ -209,3 +209,26 @@ def test_leaving_out_layers_of_a_trained_inlay(tmp_path) -> None:
     inlay.add(host, "biases", inlay.BitFit())
     with pytest.raises(inlay.SetupError, match="no layers that could be left out"):
         inlay.leave_out(host, "biases", [0])
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_leaving_out_layers_takes_what_hangs_on_them(family: str, tmp_path) -> None:
+    """The biases of LoRA's targets have no layer in their names, but go with them: the folder can be loaded."""
+    host = classifier(family)
+    inlay.add(host, "a", inlay.LoRA(rank=2, bias="targets"), head=inlay.Head(labels=3), norms=True)
+    shake(host, "a")
+    before = set(host.inlays["a"].place_ids())
+    inlay.leave_out(host, "a", [0])
+    gone = before - set(host.inlays["a"].place_ids())
+    assert any(place.startswith("bias.") for place in gone)
+    assert not any(place.startswith(("norm.", "head.")) for place in gone)
+    inlay.activate(host, "a")
+    wanted = logits(host)
+    inlay.save(host, "a", tmp_path / "a")
+    other = classifier(family)
+    inlay.load(other, tmp_path / "a")
+    inlay.activate(other, "a")
+    assert torch.equal(logits(other), wanted)
+    with pytest.raises(inlay.SetupError, match="would have no module left"):
+        inlay.leave_out(host, "a", [1])  # biases alone are no change of LoRA's
+    assert torch.equal(logits(host), wanted)

@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from inlay.anatomy.places import in_layers
 from inlay.errors import NamingError, SetupError
 from inlay.host.heads import Head
 from inlay.host.keys import name_attention
@@ -176,12 +175,14 @@ def leave_out(host: nn.Module, name: str, layers: Sequence[int | str]) -> None:
     if inlays.folded is not None and inlays.folded.name == name:
         inlays.folded.refuse()
     inlays.anatomy.check_layers(tuple(layers))
-    gone = [i for i in inlay.place_ids() if in_layers(inlays.anatomy.places[i], tuple(layers)) is not None]
-    if not any(place.changes for i in inlay.place_ids() if i not in gone and (place := inlays.anatomy.places[i])):
+    method = inlay.method.model_copy(update={"leave_out": (*inlay.method.leave_out, *layers)})
+    stays = {place.id for place in method.places(inlays.anatomy)}  # what `load` will look for in a saved inlay
+    changing = {i for i in inlay.place_ids() if inlays.anatomy.places[i].changes}
+    if not stays & changing:
         raise SetupError(f"{name!r} would have no module left. Remove it instead: inlay.remove(host, {name!r}).")
-    for place_id in gone:
+    for place_id in changing - stays:
         del inlay.parts[key_of(place_id)]
-    inlay.take_method(inlay.method.model_copy(update={"leave_out": (*inlay.method.leave_out, *layers)}))
+    inlay.take_method(method)
     inlays.unhook_unneeded()
     inlays.activate(model, inlays.active)
 
