@@ -21,7 +21,7 @@ from inlay.methods.base import BottleneckForm
 from inlay.methods.bottleneck import Adapter
 from inlay.methods.fusion import Choose, FusionLayer, cheapest_orders, pack
 from tests.checkpoints.foreign.golden import GOLDEN, host_of, logits_of, pour
-from tests.hosts import FAMILIES, batch, classifier, fused_steps, logits, row, shake, spy_on, step_at
+from tests.hosts import FAMILIES, batch, classifier, fused_steps, logits, row, shake, spy_on, step_at, without_dropout
 from tests.methods.slow import slow_fusion
 
 WIDTH = 12
@@ -573,8 +573,9 @@ def test_subset_in_training_all_at_evaluation() -> None:
     drawn = set()
     for _ in range(60):
         logits(host)
-        assert len(host.inlays["f"].draw.chosen) == 2
-        drawn.add(host.inlays["f"].draw.chosen)
+        out = host.inlays["f"].draw.leaves_out({})
+        assert len(out) == 3
+        drawn.add(out)
     assert len(drawn) == 10  # every pair of five
     step = step_at(host, "encoder.0.ffn")
     assert step._pack(step._chosen()).rows.shape[0] == 2 * 2 + 2  # only theirs are computed
@@ -587,6 +588,32 @@ def test_subset_in_training_all_at_evaluation() -> None:
         part.load_state_dict(host.inlays["f"].parts[key].state_dict())
     inlay.activate(host, "whole")
     assert torch.equal(logits(host), wanted)
+
+
+@pytest.mark.parametrize("pinned", [{"m0": 0.0}, {"m0": 0.4}, {"m0": 0.0, "m1": 0.2}], ids=str)
+def test_a_subset_is_of_the_members_that_are_not_pinned(pinned: dict[str, float]) -> None:
+    """In each step the weights sum to 1: one free member, and those whose weight is fixed."""
+    host = fused_host(methods=[inlay.Pfeiffer(size=2)] * 4, subset=1)
+    inlay.train(host, inlay.Fuse("f", pin=pinned))
+    step, drawn = step_at(host, "encoder.0.ffn"), set()
+    for _ in range(40):
+        logits(host)
+        chosen = {step.names[n] for n in step._chosen()}
+        assert set(pinned) < chosen
+        assert len(chosen) == len(pinned) + 1
+        drawn |= chosen
+    assert drawn == {"m0", "m1", "m2", "m3"}
+    host.eval()
+    assert len(step._chosen()) == 4
+
+
+def test_a_subset_beside_members_that_are_off_always_acts() -> None:
+    host = fused_host(methods=[inlay.Pfeiffer(size=2)] * 2, subset=1)
+    without_dropout(host)
+    inlay.activate(host, None)
+    bare = logits(host)
+    inlay.train(host, inlay.Fuse("f", off=["m0"]))
+    assert not any(torch.equal(logits(host), bare) for _ in range(20))
 
 
 def test_leaving_out_layers() -> None:

@@ -264,7 +264,8 @@ class Fusion(Method):
     strength: float = Field(default=0.01, ge=0)
     """Of the pull of V towards the identity; 0 turns it off."""
     subset: int | None = Field(default=None, ge=1)
-    """In training, how many members, drawn anew for each batch, take part; None: all."""
+    """In training, how many members, drawn anew for each batch, take part; None: all. Members that a setup has
+    switched off or pinned are not counted."""
     sites: tuple[str, ...]
     """The places where it acts; elsewhere neither the fusion nor its members do."""
     kept: dict[str, tuple[str, ...]] | None = None
@@ -342,11 +343,16 @@ class Subset(Draw):
 
     def __init__(self, members: tuple[str, ...], size: int) -> None:
         self.members, self.size = members, size
-        self.chosen: frozenset[str] | None = None
+        self.order: tuple[str, ...] = ()
+        """The members in this step's order, of which the first take part; empty before the first step."""
 
     def draw(self) -> None:
-        drawn = torch.randperm(len(self.members))[: self.size].tolist()
-        self.chosen = frozenset(self.members[n] for n in drawn)
+        self.order = tuple(self.members[n] for n in torch.randperm(len(self.members)).tolist())
+
+    def leaves_out(self, pinned: Mapping[str, float]) -> frozenset[str]:
+        """The members that do not take part. Those with a fixed weight always do: the subset is of the others."""
+        free = [member for member in self.order if member not in pinned]
+        return frozenset(free[self.size :])
 
     def drawn(self) -> frozenset[str] | None:
         return self.chosen
@@ -397,12 +403,13 @@ class Fused:
         return h + spread(change.to(h.dtype), self.place)
 
     def _chosen(self) -> tuple[int, ...]:
-        """The members that take part: all of them, or this step's subset."""
+        """The members that take part: all of them, or this step's subset; all again where nobody free is left."""
         everybody = tuple(range(len(self.names)))
-        chosen = self.draw.chosen if isinstance(self.draw, Subset) else None
-        if not self.layer.training or chosen is None or self.record is not None:
+        if not isinstance(self.draw, Subset) or not self.layer.training or self.record is not None:
             return everybody
-        return tuple(n for n in everybody if self.names[n] in chosen) or everybody
+        out = self.draw.leaves_out(self.pinned)
+        chosen = tuple(n for n in everybody if self.names[n] not in out)
+        return chosen if any(self.names[n] not in self.pinned for n in chosen) else everybody
 
     def _forms(self) -> list[BottleneckForm | None]:
         return [None if member is None else member[0].form(member[1]) for member in self.members]
