@@ -183,6 +183,33 @@ def test_a_failing_forward_gives_the_weights_back() -> None:
     logits(host)
 
 
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
+@pytest.mark.parametrize("training", [False, True])
+def test_weights_that_are_replaced_later_stay_and_count(family: str, training: bool) -> None:
+    """As `load_state_dict(…, assign=True)` replaces them, whether it acts just then or not."""
+    host = classifier(family)
+    inlay.add(host, "a", inlay.SAID(d=30))
+    shake(host, "a", std=0.5)
+    new = classifier(family, seed=7)
+    wanted = logits(new)
+    inlay.add(new, "a", inlay.SAID(d=30))
+    shake(new, "a", std=0.5)
+    inlay.activate(new, "a")
+    changed = logits(new)
+    inlay.activate(host, "a")
+    host.inlays["a"].requires_grad_(training)
+    host(**batch())
+    own = {name: p.detach().clone() for name, p in new.named_parameters() if not name.startswith("inlays.")}
+    host.load_state_dict(own, assign=True, strict=False)
+    host.tie_weights()
+    there = dict(host.named_parameters())
+    with torch.set_grad_enabled(training):
+        torch.testing.assert_close(host(**batch()).logits.detach(), changed)
+    inlay.activate(host, None)
+    assert torch.equal(logits(host), wanted)
+    assert all(host.get_parameter(name) is p for name, p in there.items())
+
+
 def test_the_seed_decides_and_nothing_large_is_saved(tmp_path: Path) -> None:
     found = []
     for seed in (0, 0, 1):

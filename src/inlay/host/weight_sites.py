@@ -32,7 +32,6 @@ class WeightSite(Hooked):
         base = host.base_model
         self.base = (base,)
         known = {id(p): name for name, p in base.named_parameters() if not name.startswith("inlays.")}
-        self.originals = ({name: base.get_parameter(name) for name in known.values()},)
         begins = [anatomy.base, *anatomy.stacks.values()]
         units = {path: host.get_submodule(path) for path in (*begins, *anatomy.layers)}
         owners: dict[str, list[tuple[nn.Module, str, str]]] = {}
@@ -54,16 +53,24 @@ class WeightSite(Hooked):
         for swap in self.swaps:
             swap.unhook()
 
+    def originals(self) -> dict[str, Tensor]:
+        """The host's own tensors as they are now: somebody may have put others in their places."""
+        found: dict[str, Tensor] = {}
+        for swap in self.swaps:
+            for (_, _, name), tensor in zip(swap.owned, swap.originals(), strict=True):
+                found.setdefault(name, tensor)
+        return found
+
     def tensors(self, anew: bool) -> dict[str, Tensor] | None:
         """What stands in for the host's own tensors in this thread's setup; made anew where a forward begins."""
         plan = self.active[0].plan
         if not plan.weights:
             return None
-        known = self.made.value
-        if known is None or not known.fits(plan) or (anew and torch.is_grad_enabled()):
+        known, originals = self.made.value, self.originals()
+        if known is None or not known.fits(plan, originals) or (anew and torch.is_grad_enabled()):
             if torch.is_grad_enabled():
                 checkpointed(self.base[0])
-            known = Remade(plan, self.originals[0])
+            known = Remade(plan, originals)
             self.made.put(known)
         return known.tensors
 
@@ -79,16 +86,18 @@ class Remade:
                 change = change if share == 1.0 else share * change
                 total[name] = total[name] + change if name in total else change
         self.tensors = {name: originals[name] + change.to(originals[name].dtype) for name, change in total.items()}
-        self.like = originals
+        self.originals = originals
         self.parameters = [p.detach().clone() for p in self._now()]
 
     def _now(self) -> list[Tensor]:
-        first = next(iter(self.like.values()))[..., :1]
+        first = next(iter(self.originals.values()))[..., :1]
         return [first, *(p for module, _ in self.plan.weights for p in module.parameters())]
 
-    def fits(self, plan: Plan) -> bool:
+    def fits(self, plan: Plan, originals: Mapping[str, Tensor]) -> bool:
         """Whether they are still right: a text is generated with one set of them."""
         if self.plan is not plan or self.graph != torch.is_grad_enabled():
+            return False
+        if any(originals[name] is not tensor for name, tensor in self.originals.items()):
             return False
         now = self._now()
         return all(
@@ -118,19 +127,31 @@ class Swap(Hooked):
     ) -> None:  # fmt: skip
         super().__init__()
         self.owned, self.begins, self.site = owned, begins, (site,)
+        self.before: list[list[Tensor]] = []
+        """For each pass through this part, outermost first, what stood where others stand in; empty if none do."""
         self.handles.append(module.register_forward_pre_hook(self.enter, prepend=True))
         self.handles.append(module.register_forward_hook(self.leave, always_call=True))
+
+    def originals(self) -> list[Tensor]:
+        """The host's own tensors, of each that is owned here."""
+        known = next((tensors for tensors in self.before if tensors), None)
+        return self._standing() if known is None else known
+
+    def _standing(self) -> list[Tensor]:
+        return [owner._parameters[name] for owner, name, _ in self.owned]  # type: ignore[misc]
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         site = self.site[0]
         site.lock.lock.acquire()
+        self.before.append([])
         new = site.tensors(self.begins)
         if new is not None:
+            self.before[-1] = self._standing()
             for owner, name, tensor in self.owned:
                 owner._parameters[name] = new[tensor]  # type: ignore[assignment]
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        site = self.site[0]
-        for owner, name, tensor in self.owned:
-            owner._parameters[name] = site.originals[0][tensor]
-        site.lock.lock.release()
+        before = self.before.pop()
+        for (owner, name, _), tensor in zip(self.owned, before, strict=False):  # nothing stood aside: nothing goes back
+            owner._parameters[name] = tensor  # type: ignore[assignment]
+        self.site[0].lock.lock.release()
