@@ -6,7 +6,7 @@ import transformers as hf
 
 import inlay
 from inlay.host.heads import pool
-from tests.hosts import SMALL, T5, batch, classifier, logits, row, shake, shaken
+from tests.hosts import CONFIGS, SMALL, T5, batch, classifier, logits, row, shake, shaken
 
 
 def test_several_label_counts_on_one_host() -> None:
@@ -169,3 +169,40 @@ def test_heads_that_cannot_be(host, head, message: str) -> None:
 def test_bad_heads(fields: dict, message: str) -> None:
     with pytest.raises(inlay.ConfigError, match=message):
         inlay.Head(**fields)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5"])
+def test_hosts_of_one_config_do_not_see_each_others_heads_and_prefixes(family: str) -> None:
+    config = CONFIGS[family]()
+    one, other = (hf.AutoModelForSequenceClassification.from_config(config).eval() for _ in range(2))
+    assert one.config is other.config
+    labels = torch.tensor([0, 1, 0])
+    loss, before = other(**batch(), labels=labels).loss, config.to_dict()
+    inlay.add(one, "a", inlay.Prefix(length=2), head=inlay.Head(labels=1))
+    inlay.activate(one, "a")
+    assert one.config.num_labels == 1
+    assert other.config.num_labels == 2
+    assert torch.equal(other(**batch(), labels=labels).loss, loss)
+    assert config.to_dict() == before
+    assert config._attn_implementation == "sdpa"
+    inlay.strip(one)
+    assert one.config is config
+    assert all(m.config is config for m in one.modules() if getattr(m, "config", None) == config)
+
+
+def test_what_is_set_on_a_hosts_config_meanwhile_is_kept() -> None:
+    host = classifier()
+    inlay.add(host, "a", inlay.Pfeiffer(size=2), head=inlay.Head(labels=5))
+    inlay.activate(host, "a")
+    host.config.pad_token_id = 7
+    inlay.strip(host)
+    assert host.config.pad_token_id == 7
+    assert host.config.num_labels == 2
+
+
+def test_a_refused_inlay_leaves_the_config_alone() -> None:
+    host = classifier()
+    config = host.config
+    with pytest.raises(inlay.ConfigError):
+        inlay.add(host, "a", inlay.Pfeiffer(size=1000))
+    assert host.config is config

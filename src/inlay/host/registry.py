@@ -10,6 +10,7 @@ host ── inlays (Inlays) ─┬─ all        name → Inlay ── parts   p
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from inlay.anatomy.modules import inside
 from inlay.anatomy.places import Acts, Place
@@ -176,6 +177,30 @@ class Original:
         self.problem_type: str | None = getattr(host.config, "problem_type", None)
 
 
+class OwnConfigs:
+    """Configs of the host's own: hosts that were made from one config object share it, and ours say other things.
+
+    With the labels of a head that is active here, and our attention's name, the other host would compute something else.
+    """
+
+    def __init__(self, host: nn.Module) -> None:
+        memo: dict[int, Any] = {}  # one: a config and the configs inside it stay together
+        self.swapped = [
+            (module, name, config, copy.deepcopy(config, memo))
+            for module in host.modules()
+            for name, config in vars(module).items()
+            if isinstance(config, PreTrainedConfig)
+        ]
+        for module, name, _, own in self.swapped:
+            setattr(module, name, own)
+
+    def put_back(self) -> None:
+        """The configs that the host came with; unless somebody has changed the host's own, or given it others."""
+        if all(getattr(module, name) is own and own == theirs for module, name, theirs, own in self.swapped):
+            for module, name, theirs, _ in self.swapped:
+                setattr(module, name, theirs)
+
+
 class Inlays(nn.Module):
     """All inlays of one host."""
 
@@ -196,6 +221,13 @@ class Inlays(nn.Module):
         self.labelled = False
         """Whether the host shows the labels of an own head."""
         self.folded: Folded | None = None
+        self.configs = OwnConfigs(host)
+
+    def unhook(self) -> None:
+        """Leave the host to itself: hooks off, its configs back."""
+        for hooked in (*self.sites.values(), *self.branches.values(), self.entry):
+            hooked.unhook()  # type: ignore[operator]
+        self.configs.put_back()
 
     # names
 

@@ -56,7 +56,7 @@ def registering(host: PreTrainedModel) -> Iterator[Inlays]:
     try:
         yield inlays
     except BaseException:
-        inlays.entry.unhook()
+        inlays.unhook()
         raise
     setattr(host, ATTRIBUTE, inlays)
 
@@ -197,8 +197,7 @@ def strip(host: nn.Module) -> None:
         inlays.folded.refuse()
     inlays.activate(model, None)
     name_attention(model, False)
-    for hooked in (*inlays.sites.values(), *inlays.branches.values(), inlays.entry):
-        hooked.unhook()
+    inlays.unhook()
     delattr(model, ATTRIBUTE)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in inlays.original.requires_grad)
