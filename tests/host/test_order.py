@@ -139,3 +139,18 @@ def test_what_cannot_come_later_is_refused() -> None:
     with pytest.raises(inlay.SetupError, match="'lora-out' acts at decoder.0.ffn_out, before"):
         inlay.activate(host, inlay.Stack("pfeiffer", "lora-out"))
     assert torch.equal(logits(host), before)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "llama", "t5", "bart", "opt"])
+@pytest.mark.parametrize("first", [inlay.BitFit(), inlay.LoRA(rank=2, targets=("ffn_out",))], ids=["bitfit", "lora"])
+def test_a_site_is_the_same_whoever_came_first(family: str, first: inlay.Method) -> None:
+    """A norm or a bias has no layer in its name, but its site is the end of one: a PAL reads the layer there."""
+    found = []
+    for methods in ([inlay.PAL(size=4, heads=2)], [first, inlay.PAL(size=4, heads=2)]):
+        host = classifier(family)
+        for method in methods:
+            inlay.add(host, method.kind, method, norms=method is first)
+            shake(host, method.kind, 1, std=0.2)
+        inlay.activate(host, "pal")
+        found.append(logits(host))
+    assert torch.equal(*found)

@@ -179,7 +179,7 @@ class Anatomy:
     def _add_norms(self, host: PreTrainedModel) -> None:
         for path in norm_modules(host):
             if path not in self.not_norms and not inside(path, self.head):
-                self._add(Place(f"norm.{self._inner(path)}", "norm", path))
+                self._add(self._with_branch(Place(f"norm.{self._inner(path)}", "norm", path)))
 
     def _add_biases(self, host: PreTrainedModel) -> None:
         for path in biased_modules(host, self.head):

@@ -275,8 +275,9 @@ class Inlays(nn.Module):
             end = self.anatomy.branches[place.branch]
             self.branches[site_key(place.branch)] = BranchInput(host, place.branch, end, self.acting)
         branch = self.branches[site_key(place.branch)] if place.branch else None
-        alone = self.anatomy.causal or place.stack != "decoder"
-        layer = site_key(layer_of(place)) if place.branch.endswith(".ffn") else ""
+        stack = place.stack or place.branch.partition(".")[0]  # norms and biases have none of their own
+        alone = self.anatomy.causal or stack != "decoder"
+        layer = site_key(place.branch.removesuffix(".ffn")) if place.branch.endswith(".ffn") else ""
         return Site(
             host, place.module, self.acting, branch, self.entry.real if alone else self.entry.written,  # type: ignore[arg-type]
             self.branches, layer,
