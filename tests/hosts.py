@@ -153,6 +153,13 @@ def without_dropout(host: torch.nn.Module) -> None:
     host.config.attention_probs_dropout_prob = 0.0
 
 
+def without_gradient(host: torch.nn.Module, loss: Tensor) -> list[str]:
+    """The trainable parameters that a loss does not depend on."""
+    loss.backward()
+    learning = {name: p for name, p in host.named_parameters() if p.requires_grad}
+    return [name for name, p in learning.items() if p.grad is None or not p.grad.any()]
+
+
 def snapshot(host: torch.nn.Module) -> dict:
     """Everything about a host that an inlay might leave behind."""
     hooks = {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in host.named_modules()}

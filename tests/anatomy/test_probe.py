@@ -27,6 +27,7 @@ from tests.hosts import (
     shake,
     shaken,
     snapshot,
+    without_gradient,
 )
 
 METHODS = [inlay.Houlsby, inlay.Pfeiffer, inlay.Parallel]
@@ -72,6 +73,7 @@ UNKNOWN: dict[str, tuple[Callable[[], hf.PreTrainedConfig], str, set[str]]] = {
     "stablelm": (lambda: hf.StableLmConfig(**CAUSAL, num_key_value_heads=2), "decoder", QKV | FFN),
     "phi3": (lambda: hf.Phi3Config(**CAUSAL, num_key_value_heads=2), "decoder", QKV | FFN),
     "olmo2": (lambda: hf.Olmo2Config(**CAUSAL), "decoder", QKV | FFN),
+    "glm4": (lambda: hf.Glm4Config(**GROUPED), "decoder", QKV | FFN),
     "granite": (lambda: hf.GraniteConfig(**CAUSAL), "decoder", QKV | FFN),
     "cohere": (lambda: hf.CohereConfig(**CAUSAL, num_key_value_heads=2), "decoder", QKV | FFN),
     "gemma": (lambda: hf.GemmaConfig(**GROUPED), "decoder", QKV | FFN),
@@ -186,6 +188,18 @@ def test_families_without_an_entry(family: str) -> None:
     inlay.strip(host)
     assert snapshot(host) == before
     assert torch.equal(hidden(host), plain)
+
+
+@pytest.mark.parametrize("family", UNKNOWN)
+def test_every_parameter_beside_own_norms_learns(family: str) -> None:
+    host = bare(UNKNOWN[family][0]())
+    inlay.add(host, "a", inlay.Houlsby(size=4), norms=True)
+    shake(host, "a", std=0.2)
+    inlay.train(host, "a")
+    inputs: dict[str, Any] = batch()
+    if host.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    assert without_gradient(host, host(**inputs)[0].square().sum()) == []
 
 
 @pytest.mark.parametrize("family", REFUSED)

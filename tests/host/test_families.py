@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import inlay
-from tests.hosts import FAMILIES, batch, classifier, logits, row, shake, snapshot
+from tests.hosts import FAMILIES, batch, classifier, logits, row, shake, snapshot, without_gradient
 
 METHODS = [inlay.Houlsby, inlay.Pfeiffer, inlay.Parallel, inlay.Bapna]
 each_family = pytest.mark.parametrize("family", FAMILIES)
@@ -56,6 +56,19 @@ def test_strip_restores_everything(family: str) -> None:
     host.eval()
     assert snapshot(host) == before
     assert torch.equal(logits(host), bare)
+
+
+@each_family
+@pytest.mark.parametrize("method", [inlay.Houlsby(size=4), inlay.Pfeiffer(size=4), inlay.LoRA(rank=2), inlay.BitFit()],
+                         ids=lambda m: m.kind)  # fmt: skip
+def test_every_parameter_beside_own_norms_learns(family: str, method: inlay.Method) -> None:
+    """Also where a branch ends in a norm, whether or not the method acts there too."""
+    host = classifier(family)
+    inlay.add(host, "a", method, norms=True)
+    shake(host, "a", std=0.2)
+    inlay.train(host, "a")
+    loss = host(**batch(), labels=torch.tensor([0, 1, 1])).loss
+    assert without_gradient(host, loss) == []
 
 
 @each_family

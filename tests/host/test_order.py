@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import inlay
 from tests.host.slow import slowly
-from tests.hosts import FAMILIES, classifier, logits, shake
+from tests.hosts import FAMILIES, classifier, logits, shake, spy_on
 
 METHODS = {
     "pfeiffer": inlay.Pfeiffer(size=3),
@@ -139,6 +140,60 @@ def test_what_cannot_come_later_is_refused() -> None:
     with pytest.raises(inlay.SetupError, match="'lora-out' acts at decoder.0.ffn_out, before"):
         inlay.activate(host, inlay.Stack("pfeiffer", "lora-out"))
     assert torch.equal(logits(host), before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_own_norms_are_the_hosts_with_other_weights(family: str) -> None:
+    host, other = classifier(family), classifier(family)
+    inlay.add(host, "a", inlay.Pfeiffer(size=3, init="identity"), norms=True)
+    for place in host.inlays.anatomy.of_kind("norm"):
+        own = host.inlays["a"].part(place)
+        for parameter in own.parameters():
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
+        other.get_submodule(place.module).load_state_dict(own.state_dict())
+    inlay.activate(host, "a")
+    torch.testing.assert_close(logits(host), logits(other), atol=1e-5, rtol=1e-4)
+
+
+def in_rows(*whole: torch.Tensor) -> torch.Tensor:
+    """Row i of the i-th."""
+    return torch.stack([each[row] for row, each in enumerate(whole)])
+
+
+@pytest.mark.parametrize(("setup", "wanted"), [
+    (inlay.Stack("a", "b"), lambda one: one("a", "b")),
+    (inlay.Stack("b", "c"), lambda one: one("b", "c")),
+    (inlay.Average("a", "b", weights=[3, 1]), lambda one: 0.75 * one("a") + 0.25 * one("b")),
+    (inlay.Rows("a", "b", "c"), lambda one: in_rows(one("a"), one("b"), one("c"))),
+    (inlay.Rows(inlay.Average("a", "c"), "b", "a"), lambda one: in_rows((one("a") + one("c")) / 2, one("b"), one("a"))),
+    (inlay.Stack("c", inlay.Rows("a", "c", None)), lambda one: in_rows(one("c", "a"), one("c", "c"), one("c"))),
+])  # fmt: skip
+@pytest.mark.parametrize("family", NORMED)
+def test_own_norms_at_a_branchs_end(family: str, setup: inlay.Setup, wanted: Callable[..., torch.Tensor]) -> None:
+    """A norm that ends a branch, and what acts on its output: by hand, from the same input."""
+    host = classifier(family).double()
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=("q",)), norms=True)  # the first there is a norm alone
+    inlay.add(host, "b", inlay.Houlsby(size=3), norms=True)
+    inlay.add(host, "c", inlay.Houlsby(size=3))
+    for seed, name in enumerate("abc"):
+        shake(host, name, seed, std=0.2)
+    place = host.inlays.anatomy.places["decoder.1.ffn"]
+    norm = next(p for p in host.inlays.anatomy.of_kind("norm") if p.module == place.module)
+    inlay.activate(host, setup)
+    caught = spy_on(host, place.id)
+    logits(host)
+
+    def one(*names: str) -> torch.Tensor:
+        h = caught["h"]
+        for name in names:  # the uppermost norm
+            own = host.inlays[name].part(norm)
+            h = h if own is None else own(caught["seen"].args[0])
+        for name in names:  # then what changes its output
+            change = host.inlays[name].part(place)
+            h = h if change is None else h + change(h)
+        return h
+
+    torch.testing.assert_close(caught["out"], wanted(one))
 
 
 @pytest.mark.parametrize("family", ["gemma2", "llama", "t5", "bart", "opt"])

@@ -69,7 +69,7 @@ class Resolver:
                 steps[module] = step
         lasts, branches = set(), set()
         for name, end in self.anatomy.branches.items():
-            found = self._along(setup, name, end, lambda part: part, 0)
+            found = self._at_end(setup, name, end)
             if found:
                 branches.add(name)
                 lasts.add(end.modules[max(found)])
@@ -246,6 +246,25 @@ class Resolver:
 
     # the ends of branches
 
+    def _at_end(self, setup: Setup, name: str, end: BranchEnd) -> dict[int, Step]:
+        """What acts along a branch's end: where the host norms h on the way (Gemma 2), own norms come first."""
+        if isinstance(setup, Rows):
+            return _by_position(setup, {part: self._at_end(part, name, end) for part in dict.fromkeys(setup.parts)})
+        if isinstance(setup, Average):
+            changes = self._in_average(setup, name, end, lambda part: part, 0)
+            return _by_position(setup, {part: self._normed(part, end, steps) for part, steps in changes.items()})
+        return self._normed(setup, end, self._along(setup, name, end, lambda part: part, 0))
+
+    def _normed(self, setup: Setup, end: BranchEnd, changes: dict[int, Step]) -> dict[int, Step]:
+        """Steps along a branch's end, after the norms that stand in there for the host's."""
+        if not end.norms:
+            return changes
+        found = {at: [step] for at, step in changes.items()}
+        for place in self.anatomy.of_kind("norm"):
+            if place.module in end.norms and (norm := self._stand_in(setup, place, Unchanged())) is not None:
+                found.setdefault(end.at(place), []).insert(0, norm)
+        return _in_turn_by_position(found)
+
     def _along(self, setup: Setup, name: str, end: BranchEnd, around: Around, earliest: int) -> dict[int, Step]:
         """The steps along a branch's end, by the position of the module they act at; none before `earliest`."""
         if setup is None:
@@ -264,14 +283,21 @@ class Resolver:
                     found.setdefault(at, []).append(step)
                 earliest = max([earliest, *steps])
             return _in_turn_by_position(found)
-        each = {part: self._along(part, name, end, around, earliest) for part in dict.fromkeys(setup.parts)}
-        positions = sorted({at for steps in each.values() for at in steps})
-        if isinstance(setup, Average) and len(positions) > 1:
-            last = positions[-1]
-            each = {part: self._along(part, name, end, around, last) for part in each}
-            positions = [last]
-        made = {at: _branches(setup, lambda part, at=at: each[part].get(at), Unchanged()) for at in positions}  # type: ignore[misc]
-        return {at: step for at, step in made.items() if step is not None}
+        if isinstance(setup, Average):
+            return _by_position(setup, self._in_average(setup, name, end, around, earliest))
+        parts = dict.fromkeys(setup.parts)
+        return _by_position(setup, {part: self._along(part, name, end, around, earliest) for part in parts})
+
+    def _in_average(
+        self, setup: Average, name: str, end: BranchEnd, around: Around, earliest: int
+    ) -> dict[Setup, dict[int, Step]]:  # fmt: skip
+        """The steps of each part of an Average, all at the last module at which any of them acts."""
+        parts = dict.fromkeys(setup.parts)
+        each = {part: self._along(part, name, end, around, earliest) for part in parts}
+        positions = {at for steps in each.values() for at in steps}
+        if len(positions) > 1:
+            each = {part: self._along(part, name, end, around, max(positions)) for part in parts}
+        return each
 
     def _places_along(self, name: str, end: BranchEnd) -> list[Place]:
         """A branch's places in the order in which one inlay's modules there act."""
@@ -363,6 +389,13 @@ def name_in(setup: str | Fuse) -> str:
 
 def _in_turn_by_position(found: dict[int, list[Step]]) -> dict[int, Step]:
     return {at: step for at, steps in found.items() if (step := in_turn(steps)) is not None}
+
+
+def _by_position(setup: Average | Rows, each: dict[Setup, dict[int, Step]]) -> dict[int, Step]:
+    """The steps of an Average or Rows at each module of a branch's end, from those of its parts."""
+    positions = sorted({at for steps in each.values() for at in steps})
+    made = {at: _branches(setup, lambda part, at=at: each[part].get(at), Unchanged()) for at in positions}  # type: ignore[misc]
+    return {at: step for at, step in made.items() if step is not None}
 
 
 def _inside(stack: Stack, at: int, around: Around) -> Around:
