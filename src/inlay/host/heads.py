@@ -156,7 +156,7 @@ def pool(hidden: Tensor, mask: Tensor | None, pooling: str | None) -> Tensor:
     """(B, T, D) to (B, D), over the tokens where mask is 1."""
     if mask is None:
         mask = torch.ones(hidden.shape[:2], device=hidden.device)
-    mask = mask.reshape(-1, mask.shape[-1])  # multiple choice: (B, choices, T)
+    mask = mask.to(hidden.device).reshape(-1, mask.shape[-1])  # multiple choice: (B, choices, T)
     if pooling == "mean":
         weights = mask.unsqueeze(-1).float()  # in float32: the sum of a long text overflows in float16
         return ((hidden * weights).sum(1) / weights.sum(1).clamp(min=1)).to(hidden.dtype)

@@ -78,9 +78,10 @@ def _by_head(x: Tensor, like: Tensor) -> Tensor:
     if x.dim() == 3:
         x = x.unflatten(-1, (like.shape[1], like.shape[3])).transpose(1, 2)
     repeats = like.shape[0] // x.shape[0]  # one front for all rows, or for as many rows in succession
+    x = x.to(like.device, like.dtype)
     if x.shape[0] == 1:
-        return x.to(like.dtype).expand(like.shape[0], -1, -1, -1)
-    return x.to(like.dtype) if repeats == 1 else x.to(like.dtype).repeat_interleave(repeats, 0)
+        return x.expand(like.shape[0], -1, -1, -1)
+    return x if repeats == 1 else x.repeat_interleave(repeats, 0)
 
 
 def _mask_in_front(

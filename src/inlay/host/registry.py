@@ -72,14 +72,19 @@ class Inlay(nn.Module):
         """What it leaves to chance in a training step."""
 
     def fill(self, host: PreTrainedModel, anatomy: Anatomy, device: str | None = None) -> Inlay:
-        """Build every module in the dtype of its place, on that place's device or on the one given."""
+        """Build every module in the dtype of its place, on that place's device or on the one given.
+
+        What modules share is where the first of them is: on hosts spread over devices the others fetch it.
+        """
+        settled: set[nn.Module] = set()
         for place in self.method.places(anatomy):
             like = _parameter_near(host, place.module)
-            self.shared.to(device or like.device, like.dtype)
             with torch.device(device or like.device):
                 part = self.method.build(place, self.shared)
             self.parts[key_of(place.id)] = part.to(like.dtype)
-            self.shared.to(like.dtype)
+            for module in [module for module in self.shared.modules() if module not in settled]:
+                module.to(device or like.device, like.dtype)
+                settled.add(module)
             self.method.start(part, host.get_submodule(place.module))
         if self.norms:
             for place in anatomy.of_kind("norm"):

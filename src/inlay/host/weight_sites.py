@@ -85,7 +85,7 @@ class Remade:
             for name, change in module().items():
                 change = change if share == 1.0 else share * change
                 total[name] = total[name] + change if name in total else change
-        self.tensors = {name: originals[name] + change.to(originals[name].dtype) for name, change in total.items()}
+        self.tensors = {name: originals[name] + change.to(originals[name]) for name, change in total.items()}
         self.originals = originals
         self.parameters = [p.detach().clone() for p in self._now()]
 

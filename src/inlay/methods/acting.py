@@ -138,6 +138,12 @@ def in_dtype_of(module: nn.Module, x: Tensor) -> Tensor:
     return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
 
 
+def shared_linear(x: Tensor, linear: nn.Linear) -> Tensor:
+    """A linear map that several places share, as x is: it may be on another device, or in another dtype."""
+    bias = linear.bias
+    return F.linear(x, linear.weight.to(x.device, x.dtype), None if bias is None else bias.to(x.device, x.dtype))
+
+
 def part_of(h: Tensor, place: Place) -> Tensor:
     """One part of a fused projection's output: what `spread` puts back."""
     projection = place.projection

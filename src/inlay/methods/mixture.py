@@ -119,7 +119,7 @@ class Gate(nn.Module):
             units, weight = x, None
         else:
             units = each = x.flatten(0, -2)  # (N, D)
-            weight = None if mask is None else mask.flatten().to(x.dtype)
+            weight = None if mask is None else mask.flatten().to(x.device, x.dtype)
         p = self.linear(each).softmax(-1)  # (N, M)
         chosen = p.argmax(-1)
         self.noted.balance = _balance(p, chosen, weight) if self.training else None
@@ -151,7 +151,7 @@ def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """The mean over real tokens."""
     if mask is None:
         return x.flatten(1, -2).mean(1)
-    real = mask[..., None].to(x.dtype)
+    real = mask[..., None].to(x.device, x.dtype)
     return (x * real).sum(1) / real.sum(1).clamp(min=1)
 
 

@@ -27,7 +27,7 @@ from transformers.activations import ACT2FN
 from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import AnatomyError, ConfigError, nearest
-from inlay.methods.acting import Reads, Seen, Spot, Step, in_dtype_of, read
+from inlay.methods.acting import Reads, Seen, Spot, Step, in_dtype_of, read, shared_linear
 from inlay.methods.base import Method, register
 from inlay.methods.bottleneck import Layer
 
@@ -59,7 +59,7 @@ class ProjectedAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x (B, T, D), mask 1 at real tokens (B, T) -> (B, T, D)."""
-        z = self.projections[0].down(x)
+        z = shared_linear(x, self.projections[0].down)
         q, k, v = (
             each(z).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.query, self.key, self.value)
         )  # (B, H, T, s/H)
@@ -67,7 +67,7 @@ class ProjectedAttention(nn.Module):
             q, k, v, self._hidden(q, mask), self.dropout if self.training else 0.0,
             is_causal=self.causal and mask is None,
         )  # fmt: skip
-        return self.act(self.projections[0].up(made.transpose(1, 2).flatten(2)))
+        return self.act(shared_linear(made.transpose(1, 2).flatten(2), self.projections[0].up))
 
     def _hidden(self, q: Tensor, mask: Tensor | None) -> Tensor | None:
         """What is added to the scores; the lowest number and not -inf, so that padding that sees nothing is no NaN."""
@@ -76,8 +76,8 @@ class ProjectedAttention(nn.Module):
         seen = mask[:, None, None, :].bool()  # (B, 1, 1, T)
         if self.causal:
             tokens = q.shape[2]
-            seen = seen & torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril()
-        return torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, torch.finfo(q.dtype).min)
+            seen = seen & torch.ones(tokens, tokens, dtype=torch.bool, device=mask.device).tril()
+        return torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, torch.finfo(q.dtype).min).to(q.device)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class KroneckerLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(d))
 
     def forward(self, x: Tensor) -> Tensor:  # (…, k) -> (…, d)
-        rule = self.borrowed[0].rule.to(self.bias.dtype)
+        rule = self._rule()
         if self.low_rank:
             return contract(x, rule, self.left, self.right, self.bias)
         return x @ dense(rule, self.blocks) + self.bias
@@ -110,9 +110,11 @@ class KroneckerLinear(nn.Module):
 
     def weight(self) -> Tensor:
         """The map as one matrix (k, d)."""
-        return dense(
-            self.borrowed[0].rule.to(self.bias.dtype), self.left @ self.right if self.low_rank else self.blocks
-        )
+        return dense(self._rule(), self.left @ self.right if self.low_rank else self.blocks)
+
+    def _rule(self) -> Tensor:
+        """The rule as this map needs it: a shared one may be on another device, or in another dtype."""
+        return self.borrowed[0].rule.to(self.bias.device, self.bias.dtype)
 
     def reset(self, gain: float) -> None:
         """The paper's start: Xavier-uniform for every B_i or each of its factors."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError
-from inlay.methods.acting import Reads
+from inlay.methods.acting import Reads, in_dtype_of
 from inlay.methods.base import Method, register
 from inlay.methods.bottleneck import Layer
 
@@ -60,7 +60,8 @@ class Controlled(nn.Module):
         self.out = nn.Linear(control.inner.out_features, width)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, …) -> (B, P, W)
-        return self.out(self.control[0]()).expand(x.shape[0], -1, -1)
+        shared = self.control[0]().to(self.out.weight.device)  # (P, m)
+        return self.out(in_dtype_of(self.out, shared)).expand(x.shape[0], -1, -1)
 
 
 class Keys(nn.Module):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import AnatomyError
-from inlay.methods.acting import Reads, Seen, Spot, Step, in_dtype_of, read, spread
+from inlay.methods.acting import Reads, Seen, Spot, Step, in_dtype_of, read, shared_linear, spread
 from inlay.methods.base import Method, method_from, register
 from inlay.methods.bottleneck import Bottleneck, Pfeiffer
 from inlay.methods.lora import LoRA
@@ -40,10 +40,10 @@ class Gate(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:  # (B, T, D), (B, T) -> (B, 1, outputs)
-        each = torch.sigmoid(self.linear(x))
+        each = torch.sigmoid(shared_linear(x, self.linear))
         if mask is None or mask.shape != x.shape[:2]:
             return each.mean(1, keepdim=True)
-        real = mask[..., None].to(each.dtype)
+        real = mask[..., None].to(each.device, each.dtype)
         return (each * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
 
 
