@@ -40,7 +40,10 @@ def fold(host: nn.Module, name: str) -> None:
                 kept.setdefault(place.module, module.weight.detach().clone())
                 weight = module.weight if isinstance(module, nn.Linear) else module.weight.T  # (D_out, D_in)
                 rows = part_rows(place, weight.shape[0]).to(weight.device)
-                weight[rows] += part.weight().to(weight.dtype)
+                change = part.weight()  # may be more exact than the weight: the sum is rounded once
+                weight[rows] = (weight[rows].to(torch.promote_types(weight.dtype, change.dtype)) + change).to(
+                    weight.dtype
+                )
     inlays.folded = Folded(name, kept)
     inlays.activate(model, name)
 

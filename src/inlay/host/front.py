@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.host.keys import Segment
+from inlay.methods.acting import in_dtype_of
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class InFront:
 
 
 def _front(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    x = in_dtype_of(module, x)
     return module(x, mask) if getattr(module, "masked", False) else module(x)
 
 

@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from inlay.errors import SetupError
-from inlay.methods.acting import Seen, Step
+from inlay.methods.acting import Seen, Step, in_dtype_of
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """Another module's output instead of the host's, from the same inputs."""
+    """Another module's output instead of the host's, from the same inputs and in the same dtype."""
 
     module: nn.Module
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
-        return self.module(*seen.args)
+        args = (in_dtype_of(self.module, x) if _is_stream(x) else x for x in seen.args)
+        return self.module(*args).to(h.dtype)
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class PooledStandIn:
     module: nn.Module
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
-        logits = self.module(seen.hidden, seen.mask)  # (B, labels), or (B, T, labels)
+        assert seen.hidden is not None
+        hidden = in_dtype_of(self.module, seen.hidden)
+        logits = self.module(hidden, seen.mask).to(h.dtype)  # (B, labels), or (B, T, labels)
         if h.dim() == 2 or logits.dim() == 3:
             return logits
         return logits.unsqueeze(1).expand(-1, h.shape[1], -1)  # the host picks a token: all of them say the same
@@ -152,6 +155,10 @@ class ByRow:
             with torch.inference_mode(False):
                 self.kept[device] = self._made(device)
         return self.kept[device]
+
+
+def _is_stream(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def _slice(rows: tuple[int, ...]) -> slice | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -110,13 +111,22 @@ def reads_whole_texts(host: nn.Module) -> bool:
     return inlays is not None and inlays.acting.plan.whole_texts
 
 
+HALF = (torch.bfloat16, torch.float16)
+
+
 def train(
-    host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None, host_too: bool = False
+    host: nn.Module, setup: Setup, *, only: Sequence[str] | None = None, host_too: bool = False,
+    keep_dtype: bool = False,
 ) -> None:  # fmt: skip
     """Activate a setup and let it train: its inlays, or only those named, require gradients; all else is frozen.
 
-    host_too: the host's own weights train as well, but for its head where all of the setup's inlays have their own:
-    with `Rows("a", "b")` several tasks then share what they learn (multi-task training).
+    What trains becomes float32 where it was bfloat16 or float16: a usual step is smaller than what these can tell
+    apart, and would be lost. The frozen host stays as it is, and so does the dtype of its outputs.
+
+    host_too:   the host's own weights train as well, but for its head where all of the setup's inlays have their own:
+                with `Rows("a", "b")` several tasks then share what they learn (multi-task training). A host in half
+                precision becomes float32 as a whole.
+    keep_dtype: leave every parameter in its dtype, for an optimizer that keeps exact copies itself.
     """
     inlays = inlays_of(host)
     if setup is None:
@@ -134,15 +144,31 @@ def train(
         inlays[name].requires_grad_(True)
     if host_too:
         _train_host(bare(host), inlays, all(inlays[name].head is not None for name in names_in(setup)))
+    if not keep_dtype:
+        _in_single_precision(parameter for name in learners for parameter in inlays[name].parameters())
+        if host_too:  # also its head that does not train: it reads what the others give
+            _in_single_precision(parameter for _, parameter in _own_parameters(bare(host)))
     host.train()
+
+
+def _in_single_precision(parameters: Iterable[nn.Parameter]) -> None:
+    """Half-precision parameters as float32, in place: who has hold of them, such as an optimizer, still has."""
+    for parameter in parameters:
+        if parameter.dtype in HALF:
+            parameter.data, parameter.grad = parameter.data.float(), None
 
 
 def _train_host(host: PreTrainedModel, inlays: Inlays, own_heads: bool) -> None:
     """Every weight of the host. What own heads stand in for does not train: no gradient reaches it."""
     idle = inlays.anatomy.head if own_heads else ()
-    for path, parameter in host.named_parameters():
-        if not path.startswith(f"{ATTRIBUTE}.") and not any(path.startswith(f"{module}.") for module in idle):
+    for path, parameter in _own_parameters(host):
+        if not any(path.startswith(f"{module}.") for module in idle):
             parameter.requires_grad_(True)
+
+
+def _own_parameters(host: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:
+    """Those of the host itself, without its inlays'."""
+    return ((path, p) for path, p in host.named_parameters() if not path.startswith(f"{ATTRIBUTE}."))
 
 
 def freeze(host: nn.Module, name: str | None = None) -> None:

@@ -133,8 +133,9 @@ def read(reads: Reads, h: Tensor, seen: Seen, place: Place, norm: Step | None) -
 
 
 def in_dtype_of(module: nn.Module, x: Tensor) -> Tensor:
-    """x in the dtype of a module's parameters: some hosts keep a part of themselves in another. Autocast sees to it."""
-    parameter = next(module.parameters())
+    """x in the dtype of a module's parameters: what trains in float32 reads the stream of a bf16 host. Autocast sees to
+    it; a module without parameters takes what comes."""
+    parameter = next(module.parameters(), x)
     return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
 
 

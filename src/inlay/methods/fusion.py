@@ -58,6 +58,9 @@ class Block:
     down_bias: Tensor  # (count·b,)
 
     def act(self, x: Tensor) -> Tensor:  # (…, D_x) -> (…, count, b)
+        x = (
+            x if torch.is_autocast_enabled(x.device.type) else x.to(self.down.dtype)
+        )  # members need not be as the fusion
         return ACT2FN[self.activation](F.linear(x, self.down, self.down_bias)).unflatten(-1, (self.count, self.size))
 
 
