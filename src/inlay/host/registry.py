@@ -185,7 +185,7 @@ class Original:
 class OwnConfigs:
     """Configs of the host's own: hosts that were made from one config object share it, and ours say other things.
 
-    With the labels of a head that is active here, and our attention's name, the other host would compute something else.
+    Under the labels of a head that is active here, or our attention's name, another host would compute something else.
     """
 
     def __init__(self, host: nn.Module) -> None:
@@ -201,7 +201,8 @@ class OwnConfigs:
 
     def put_back(self) -> None:
         """The configs that the host came with; unless somebody has changed the host's own, or given it others."""
-        if all(getattr(module, name) is own and own == theirs for module, name, theirs, own in self.swapped):
+        same = lambda own, theirs: vars(own) == vars(theirs)  # their own == leaves out how they attend
+        if all(getattr(module, name) is own and same(own, theirs) for module, name, theirs, own in self.swapped):
             for module, name, theirs, _ in self.swapped:
                 setattr(module, name, theirs)
 
