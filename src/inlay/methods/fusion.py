@@ -58,9 +58,8 @@ class Block:
     down_bias: Tensor  # (count·b,)
 
     def act(self, x: Tensor) -> Tensor:  # (…, D_x) -> (…, count, b)
-        x = (
-            x if torch.is_autocast_enabled(x.device.type) else x.to(self.down.dtype)
-        )  # members need not be as the fusion
+        if not torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.down.dtype)  # members need not be as the fusion
         return ACT2FN[self.activation](F.linear(x, self.down, self.down_bias)).unflatten(-1, (self.count, self.size))
 
 
@@ -357,11 +356,11 @@ class Subset(Draw):
         free = [member for member in self.order if member not in pinned]
         return frozenset(free[self.size :])
 
-    def drawn(self) -> frozenset[str] | None:
-        return self.chosen
+    def drawn(self) -> tuple[str, ...]:
+        return self.order
 
-    def take(self, drawn: frozenset[str] | None) -> None:
-        self.chosen = drawn
+    def take(self, drawn: tuple[str, ...]) -> None:
+        self.order = drawn
 
 
 class Fused:
