@@ -70,7 +70,13 @@ class Opened:
 
     def _prepared(self, data_dir: Path | None = None) -> Prepared:
         """Every split of its own task, read as it was when it was trained."""
-        return prepare(self._data(data_dir), self.codec.task)
+        return prepare(self._data(data_dir), self._task)
+
+    @property
+    def _task(self) -> Task:
+        """Its task, and where its rows are on the hub, which no record says."""
+        known = builtin_tasks().get(self.codec.task.name)
+        return self.codec.task if known is None else self.codec.task.model_copy(update={"hub": known.hub})
 
     def _data(self, data_dir: Path | None) -> Data:
         """Where the rows of its own task are."""
@@ -87,7 +93,7 @@ class Opened:
 
     def table(self, split: str | None, data_dir: Path) -> Table:
         """Rows to be labelled: a split of its task as a folder has it, by default test, or else validation."""
-        there = read_splits(self._data(data_dir), self.codec.task)
+        there = read_splits(self._data(data_dir), self._task)
         split = split or next(name for name in ("test", "validation", *there) if name in there)
         if split not in there:
             raise DataError(f"{data_dir} has no {split} rows of {self.codec.task.name}; it has {', '.join(there)}.")
