@@ -62,7 +62,13 @@ def met(host: torch.nn.Module, setup: inlay.Setup, family: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+SOME = ("bert", "t5", "bart", "gpt2", "llama", "gemma2")
+"""One family of each kind, for what takes seconds; `make test-long` has all."""
+
+
+@pytest.mark.parametrize(
+    "family", [*SOME, *(pytest.param(f, marks=pytest.mark.long) for f in FAMILIES if f not in SOME)]
+)
 def test_every_pair_of_methods_acts_in_the_setups_order(family: str) -> None:
     names = list(METHODS)
     host = host_with(family, names)

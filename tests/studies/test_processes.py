@@ -84,6 +84,7 @@ def test_two_runners_share_a_folder(here, finished, tmp_path):
     assert {tuple(line[:10]) for line in table(out)} <= done
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_says_how_to_go_on(here, tmp_path):
     ways = {"single": {"options": {"size": 4}, "epochs": 4000, "patience": 0}}
     file, out = write(here, "long", ways=ways, against=None, seeds=[0]), tmp_path / "out"

@@ -231,6 +231,7 @@ def test_setfit_reads_what_holds_with_a_number_of_rows(here):
     assert found == [{"lr": 3e-5, "epochs": 5, "batch_size": size} for size in (4, 16)]
 
 
+@pytest.mark.long
 def test_setfit_answers_as_when_its_library_is_used_by_hand(here, tmp_path):
     """The rows, the seed and the settings that a user of SetFit would give it, and the same answers."""
     setfit = pytest.importorskip("setfit", reason="pip install 'inlay[setfit]'")

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 
+import pytest
 import safetensors.torch
 import torch
 
 
+@pytest.mark.long
 def test_two_processes_are_one(small, tmp_path):
     from inlay.runs.settings import Settings
     from inlay.runs.train import train_run

@@ -59,6 +59,7 @@ def setups(small, members):
     yield "fusion", fused
 
 
+@pytest.mark.long
 def test_twenty_and_twenty_are_forty(small, members, tmp_path, monkeypatch):
     for name, build in setups(small, members):
         straight, parts = tmp_path / f"{name}-straight", tmp_path / f"{name}-parts"
