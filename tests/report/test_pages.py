@@ -56,3 +56,9 @@ def test_one_fusion_or_several_are_drawn_into_files(tmp_path):
         files = plot_fusion(what, tmp_path / "new" / name)
         assert [file.name for file in files] == [f"{name}.png", f"{name}.svg"]
         assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_a_picture_made_again_is_the_same():
+    """So that it changes in a repository only where what it shows has changed."""
+    assert fusion_svg(seen()) == fusion_svg(seen())
+    assert "<dc:date>" not in fusion_svg(seen())

@@ -234,13 +234,13 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
 
 
 def as_svg(figure: Figure) -> Markup:
-    """A figure as an <svg> element; text stays text, for letters that matplotlib's font does not have."""
+    """A figure as an <svg> element, the same each time; text stays text, for letters that matplotlib's font lacks."""
     from markupsafe import Markup
     from matplotlib import rc_context
 
     stream = io.StringIO()
-    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "inlay"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
-        figure.savefig(stream, format="svg", bbox_inches="tight")
+        figure.savefig(stream, format="svg", bbox_inches="tight", metadata={"Date": None})
     text = stream.getvalue()
     return Markup(text[text.index("<svg") :])  # noqa: S704 (matplotlib escapes what stands in its pictures)
