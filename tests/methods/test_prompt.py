@@ -244,6 +244,7 @@ def test_bad_settings() -> None:
     decoder = classifier("gpt2")
     inlay.add(decoder, "a", inlay.Prompt(length=2))
     inlay.train(decoder, "a")
-    decoder.gradient_checkpointing_enable({"use_reentrant": True})
-    with pytest.raises(inlay.SetupError, match="not reentrant"):
-        decoder(**batch(), labels=torch.tensor([0, 1, 1]))
+    for reentrant in ({"use_reentrant": True}, {}):  # torch's own default is reentrant
+        decoder.gradient_checkpointing_enable(reentrant)
+        with pytest.raises(inlay.SetupError, match="not reentrant"):
+            decoder(**batch(), labels=torch.tensor([0, 1, 1]))

@@ -253,6 +253,7 @@ def test_bad_settings() -> None:
         inlay.SAID(d=0)
     inlay.add(host, "a", inlay.SAID(d=5))
     inlay.train(host, "a")
-    host.gradient_checkpointing_enable({"use_reentrant": True})
-    with pytest.raises(inlay.SetupError, match="not reentrant"):
-        host(**batch(), labels=torch.tensor([0, 1, 1]))
+    for reentrant in ({"use_reentrant": True}, {}):  # torch's own default is reentrant
+        host.gradient_checkpointing_enable(reentrant)
+        with pytest.raises(inlay.SetupError, match="not reentrant"):
+            host(**batch(), labels=torch.tensor([0, 1, 1]))

@@ -14,6 +14,7 @@ from tokenizers import processors
 import inlay
 from inlay.data import Data, prepare
 from inlay.data.builtin import builtin_tasks
+from inlay.data.errors import DataError
 from inlay.data.examples import examples
 from inlay.data.rows import Table
 from inlay.data.task import Task
@@ -357,3 +358,18 @@ def test_members_that_answer_with_words_fuse(hosts, tmp_path):
     record = fused.record()
     assert record["status"] == "finished"
     assert all(sum(shares.values()) == pytest.approx(1, abs=1e-3) for shares in record["attention"].values())
+
+
+def test_rows_with_a_label_that_a_run_does_not_know_are_refused_with_their_line(hosts, tmp_path):
+    for name, label in (("own", "positive"), ("other", "grand")):
+        some = [row | {"label": label if row["label"] == "positive" else "negative"} for row in rows(12)]
+        for split in ("train", "validation"):
+            write_rows(tmp_path / name / "mood" / f"{split}.jsonl", some)
+    train_run(
+        Settings(
+            host=str(hosts / "bert"), task="mood", data_dir=tmp_path / "own", out=tmp_path / "run", method="bitfit",
+            epochs=1, batch_size=8, threads=1,
+        )
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"line 1: .*grand"):
+        open_for_use(tmp_path / "run").rows("validation", None, tmp_path / "other")

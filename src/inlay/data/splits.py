@@ -84,7 +84,8 @@ def prepare(data: Data, known: Task | None = None) -> Prepared:
     found += left_out
     if data.demonstrations:
         shown, tables["train"] = _demonstrated(task, tables["train"], data)
-        task = known or task.model_copy(update={"shown": shown})
+        if known is None:  # what is trained has its own already
+            task = task.model_copy(update={"shown": shown})
         notes.append(f"{data.demonstrations} training rows of each label stand before every text, and do not train")
     few = data.rows is not None or data.per_class is not None
     train, validation, test, mismatched = _examples_of(task, tables, few)

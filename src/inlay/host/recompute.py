@@ -117,6 +117,12 @@ def checkpointable(host: nn.Module) -> tuple[nn.Module, ...]:
     return tuple(module for module in host.modules() if hasattr(module, "gradient_checkpointing"))
 
 
+def original_function(layer: nn.Module) -> Any:
+    """The function that checkpoints a layer, as transformers or a user gave it; None: it never was."""
+    function: Any = getattr(layer, ATTRIBUTE, None)
+    return function.original if isinstance(function, Remembering) else function
+
+
 def remember(layers: tuple[nn.Module, ...], active: Active) -> None:
     """Let the layers that are checkpointed remember their passes."""
     for layer in layers:
@@ -129,6 +135,5 @@ def remember(layers: tuple[nn.Module, ...], active: Active) -> None:
 def forget(layers: tuple[nn.Module, ...]) -> None:
     """Leave the layers as transformers made them."""
     for layer in layers:
-        function: Any = getattr(layer, ATTRIBUTE, None)
-        if isinstance(function, Remembering):
-            setattr(layer, ATTRIBUTE, function.original)
+        if isinstance(getattr(layer, ATTRIBUTE, None), Remembering):
+            setattr(layer, ATTRIBUTE, original_function(layer))

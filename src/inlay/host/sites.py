@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from inlay.anatomy.places import BranchEnd
 from inlay.errors import SetupError
 from inlay.host.plan import Active, Slot
+from inlay.host.recompute import original_function
 from inlay.methods.acting import Seen
 
 
@@ -164,9 +165,8 @@ def checkpointed(base: nn.Module) -> list[nn.Module]:
     """The layers under gradient checkpointing; refused if it is reentrant, which loses what layers have in common."""
     layers = [m for m in base.modules() if getattr(m, "gradient_checkpointing", False) is True and m.training]
     for layer in layers:
-        function: Any = getattr(layer, "_gradient_checkpointing_func", None)
-        function = getattr(function, "original", function)  # see recompute.py
-        if isinstance(function, functools.partial) and function.keywords.get("use_reentrant"):
+        function = original_function(layer)
+        if isinstance(function, functools.partial) and function.keywords.get("use_reentrant") is not False:
             raise SetupError(
                 "what this setup makes once for all layers needs gradient checkpointing that is not reentrant: "
                 "host.gradient_checkpointing_enable({'use_reentrant': False})."
