@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from inlay.cli import main
+from inlay.runs.ready import get_ready
 from inlay.runs.settings import Settings
-from inlay.runs.train import get_ready
 from inlay.training import evaluate, progress
 from inlay.training.progress import Bar, Lines, clock
 from tests.cli.terminal import plain

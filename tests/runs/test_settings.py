@@ -19,11 +19,14 @@ from inlay.errors import CheckpointError, ConfigError, SetupError
 from inlay.host.verbs import inlays_of
 from inlay.report.plots import plot_fusion, targets_by_members
 from inlay.runs import estimate as costs
+from inlay.runs.allowed import Allowed
+from inlay.runs.facts import check_same, facts_of
 from inlay.runs.joint_settings import JointSettings
 from inlay.runs.matrix import _with_head, matrix
+from inlay.runs.ready import get_ready
 from inlay.runs.settings import Settings
 from inlay.runs.start import method_of
-from inlay.runs.train import Allowed, check_same, get_ready, train_run
+from inlay.runs.train import train_run
 from inlay.runs.use import open_for_use
 from inlay.training.codec import Codec
 from inlay.training.evaluate import Route, ask
@@ -348,7 +351,7 @@ def test_members_are_kept_as_they_were_when_the_run_began(trained, tmp_path, mon
 
 
 def test_a_fusion_does_not_go_on_over_other_members(trained):
-    facts = get_ready(fusion(trained, "f")).facts()
+    facts = facts_of(get_ready(fusion(trained, "f")))
     assert list(facts["members_sha256"]) == ["a", "c"]
     check_same(facts, facts, Allowed())
     begun = facts | {"members_sha256": facts["members_sha256"] | {"c": "0" * 64}}

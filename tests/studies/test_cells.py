@@ -330,7 +330,7 @@ def test_export_and_table_by_command(finished, tmp_path, capsys):
 def test_a_cells_peak_does_not_count_what_earlier_ones_left_free():
     script = (
         "import torch\n"
-        "from inlay.runs.train import peak_megabytes\n"
+        "from inlay.runs.facts import peak_megabytes\n"
         "from inlay.studies.worker import _forget_peak\n"
         "_forget_peak()\n"
         "before = peak_megabytes()\n"
@@ -346,7 +346,7 @@ def test_a_cells_peak_does_not_count_what_earlier_ones_left_free():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are Linux's")
 def test_a_peak_is_not_that_of_the_process_that_started_this_one():
-    child = "from inlay.runs.train import peak_megabytes; print(peak_megabytes())"
+    child = "from inlay.runs.facts import peak_megabytes; print(peak_megabytes())"
     large = f"import subprocess, sys; held = b'1' * 1_500_000_000; subprocess.run([sys.executable, '-c', {child!r}])"
     told = subprocess.run([sys.executable, "-c", large], check=True, capture_output=True, text=True)
     assert float(told.stdout) < 1000

@@ -14,9 +14,11 @@ from sklearn.linear_model import LogisticRegression, Ridge
 import inlay
 from inlay.data.task import Task
 from inlay.errors import ConfigError
+from inlay.runs.facts import facts_of
 from inlay.runs.folder import Run
+from inlay.runs.ready import get_ready
 from inlay.runs.settings import FEW, Settings
-from inlay.runs.train import get_ready, train_run
+from inlay.runs.train import train_run
 from inlay.training.evaluate import ask, loss_on, scores
 from inlay.training.head_first import CHOICES, C, fit_head, last_layer
 from inlay.training.interrupt import Interrupted
@@ -258,5 +260,5 @@ def test_a_run_of_one_batch_goes_on_by_what_was_said_when_it_began(few, small, h
     said = Settings(**few | {"host": str(small / host)})
     begun = get_ready(said)
     few["out"].mkdir()
-    Run(few["out"]).note(status="running", processes=1, **begun.facts())
+    Run(few["out"]).note(status="running", processes=1, **facts_of(begun))
     assert get_ready(said, resume=True).settings == begun.settings

@@ -13,8 +13,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 import inlay
 from inlay.errors import ConfigError
+from inlay.runs.ready import get_ready
 from inlay.runs.settings import Settings
-from inlay.runs.train import get_ready
 from inlay.training.loop import TrainingLoop
 from inlay.training.objectives import Portion, objective_for, plain_loss
 from inlay.training.pairs import pair_loss

@@ -9,8 +9,8 @@ import transformers
 
 import inlay
 from inlay.data import Task
+from inlay.runs.ready import get_ready
 from inlay.runs.settings import Settings
-from inlay.runs.train import get_ready
 from inlay.training.workbench import Workbench, longest_input, open_config
 from tests.training.small import save_decoder
 

@@ -25,7 +25,8 @@ def work(
     from inlay.compose.collapse import collapse
     from inlay.errors import SetupError
     from inlay.host.verbs import activate
-    from inlay.runs.train import Allowed, noted
+    from inlay.runs.allowed import Allowed
+    from inlay.runs.facts import noted
     from inlay.runs.use import open_for_use
     from inlay.storage.folders import check_new
     from inlay.training.evaluate import batches_of

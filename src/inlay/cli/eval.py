@@ -107,7 +107,7 @@ def _measured(
     trust_remote_code: bool, answering: Any, routing: Any, passes: int | None, mean: Any, **writing: Any,
 ) -> dict[str, Any]:  # fmt: skip
     from inlay.errors import ConfigError
-    from inlay.runs.train import Allowed
+    from inlay.runs.allowed import Allowed
     from inlay.runs.use import open_for_use
     from inlay.training.evaluate import Route
     from inlay.training.progress import watcher

@@ -30,7 +30,7 @@ def work(
     from inlay.checkpoints.export import export
     from inlay.errors import ConfigError, InlayError
     from inlay.host.verbs import inlays_of
-    from inlay.runs.train import Allowed
+    from inlay.runs.allowed import Allowed
     from inlay.runs.use import open_for_use
     from inlay.storage.folders import check_new
 

@@ -18,7 +18,7 @@ Example:
 
 def work(path: Path, any_host: bool, trust_remote_code: bool, as_json: bool, quiet: bool) -> None:
     from inlay.cli.train import run_job
-    from inlay.runs.train import Allowed
+    from inlay.runs.allowed import Allowed
 
     run_job(None, path, {}, as_json, quiet, Allowed(any_host, trust_remote_code), finish=True)
 

@@ -37,7 +37,7 @@ def work(
     quiet: bool,
     **given: Any,
 ) -> None:
-    from inlay.runs.train import Allowed
+    from inlay.runs.allowed import Allowed
 
     said = merged(config, given)
     members = _one_by_one(members, said.get("task"))

@@ -24,8 +24,9 @@ def work(
     from inlay.checkpoints.ours import save
     from inlay.compose.merge import merge
     from inlay.errors import ConfigError
+    from inlay.runs.allowed import Allowed
+    from inlay.runs.facts import noted
     from inlay.runs.folder import inlay_in
-    from inlay.runs.train import Allowed, noted
     from inlay.runs.use import open_for_use
     from inlay.storage.folders import check_new
 

@@ -75,7 +75,7 @@ def work(
     **writing: Any,
 ) -> None:
     from inlay.errors import ConfigError
-    from inlay.runs.train import Allowed
+    from inlay.runs.allowed import Allowed
     from inlay.runs.use import open_for_use
     from inlay.training.progress import watcher
     from inlay.training.threads import use_threads

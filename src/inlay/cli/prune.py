@@ -23,8 +23,8 @@ def work(
     path: Path, out: Path, keep: int | None, threshold: float | None, host: str | None, any_host: bool,
     trust_remote_code: bool, threads: int | None, as_json: bool,
 ) -> None:  # fmt: skip
+    from inlay.runs.allowed import Allowed
     from inlay.runs.prune import write_pruned
-    from inlay.runs.train import Allowed
     from inlay.training.threads import use_threads
 
     use_threads(threads)

@@ -28,7 +28,7 @@ def work(
     cors: tuple[str, ...], reload: float | None, threads: int | None,
     any_host: bool, trust_remote_code: bool, engine: str, replicas: int | None, address: str | None, **limits: Any,
 ) -> None:  # fmt: skip
-    from inlay.runs.train import Allowed
+    from inlay.runs.allowed import Allowed
     from inlay.serve.engine import Engine
     from inlay.serve.keys import Keys
     from inlay.serve.logs import log_to

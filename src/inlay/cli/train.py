@@ -13,8 +13,8 @@ from inlay.runs.joint_settings import JointSettings, settings_from
 from inlay.runs.settings import FusionOptions
 
 if TYPE_CHECKING:
+    from inlay.runs.allowed import Allowed
     from inlay.runs.folder import Run
-    from inlay.runs.train import Allowed
 
 HELP = """Train one inlay, a head, or the whole host on a task; or several tasks together on one host.
 
@@ -46,7 +46,7 @@ def work(
     quiet: bool,
     **given: Any,
 ) -> None:
-    from inlay.runs.train import Allowed
+    from inlay.runs.allowed import Allowed
 
     if resume is not None:
         extra = [name for name, value in {**given, "config": config}.items() if value not in (None, ())]

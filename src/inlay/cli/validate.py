@@ -23,9 +23,10 @@ Examples:
 
 
 def work(config: Path | None, any_host: bool, trust_remote_code: bool, as_json: bool, **given: Any) -> None:
+    from inlay.runs.allowed import Allowed
     from inlay.runs.estimate import estimate
     from inlay.runs.joint import get_ready_jointly
-    from inlay.runs.train import Allowed, get_ready
+    from inlay.runs.ready import get_ready
 
     settings = settings_from({"out": Path("runs/unnamed")} | merged(config, given))
     allowed = Allowed(any_host, trust_remote_code)

@@ -24,7 +24,7 @@ from inlay.demo.wheels import decoder_folder
 from inlay.demo.workers import Result, Workers
 from inlay.errors import InlayError
 from inlay.methods import LoRA, Method, Mixture
-from inlay.runs.train import noted
+from inlay.runs.facts import noted
 from inlay.storage.files import write_whole
 from inlay.storage.plain_json import as_json
 from inlay.training.generation import write

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from inlay.host.verbs import summary
-from inlay.runs.train import Job, peak_megabytes
+from inlay.runs.facts import peak_megabytes
+from inlay.runs.job import Job
 from inlay.training.batching import padding_share, portion, training_batches
 from inlay.training.evaluate import BATCH, ask
 from inlay.training.objectives import Portion, objective_for

@@ -30,31 +30,26 @@ from inlay.data.mixing import Sampling
 from inlay.errors import ConfigError, InlayError
 from inlay.host.verbs import NAME, activate, inlays_of, train
 from inlay.methods import Method
+from inlay.runs.allowed import Allowed
+from inlay.runs.carry_out import carry_out
+from inlay.runs.facts import (
+    check_same,
+    check_same_host,
+    facts_of_host,
+    facts_of_task,
+    files_of,
+    how_it_went,
+    lasting,
+    noted,
+)
 from inlay.runs.folder import RECORD, Run
+from inlay.runs.job import Finishing, Job
 from inlay.runs.joint_settings import JointSettings, given_to_all, single_mode
+from inlay.runs.ready import check_trackers, codec_for, few_to_validate, with_room
 from inlay.runs.report import write_joint_report
 from inlay.runs.settings import PATHS, Settings, useless, useless_here
 from inlay.runs.start import method_of, norms_of
-from inlay.runs.train import (
-    Allowed,
-    Finishing,
-    Job,
-    carry_out,
-    check_same,
-    check_same_host,
-    check_trackers,
-    codec_for,
-    facts_of_host,
-    facts_of_task,
-    few_to_validate,
-    files_of,
-    how_it_went,
-    judge,
-    lasting,
-    noted,
-    save_host,
-    with_room,
-)
+from inlay.runs.train import judge, save_host
 from inlay.training.codec import Answer, EncodedSplit, answer_form, is_decoder
 from inlay.training.joint import MEAN, JointLoop
 from inlay.training.lesson import Lesson

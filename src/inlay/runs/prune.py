@@ -11,9 +11,10 @@ from inlay.checkpoints.ours import save
 from inlay.compose.prune import prune
 from inlay.errors import ConfigError, SetupError
 from inlay.host.verbs import activate, inlays_of, remove
+from inlay.runs.allowed import Allowed
+from inlay.runs.facts import noted
 from inlay.runs.folder import Run
 from inlay.runs.report import write_report
-from inlay.runs.train import Allowed, noted
 from inlay.runs.use import Opened, open_for_use
 from inlay.storage.folders import replacing
 from inlay.training.codec import EncodedSplit

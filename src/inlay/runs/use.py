@@ -19,9 +19,9 @@ from inlay.data.sources import read_splits
 from inlay.errors import CheckpointError, ConfigError
 from inlay.host.heads import CHOICE, SPAN, Head
 from inlay.host.verbs import activate
+from inlay.runs.allowed import Allowed
 from inlay.runs.folder import RECORD, Run, run_at
 from inlay.runs.settings import PATHS, Settings
-from inlay.runs.train import Allowed
 from inlay.training.codec import Answer, Codec, EncodedSplit, asking
 from inlay.training.evaluate import Route, ask
 from inlay.training.generation import write

@@ -32,7 +32,7 @@ from inlay.data.task import Task
 from inlay.errors import InlayError
 from inlay.host.plan import Plan
 from inlay.host.verbs import inlays_of
-from inlay.runs.train import Allowed
+from inlay.runs.allowed import Allowed
 from inlay.serve.batcher import Batcher
 from inlay.serve.errors import DeadlineExceeded, Gone, Invalid, Overloaded, ServeError, TooLarge, Unavailable
 from inlay.serve.explain import explained, look_inside

@@ -27,7 +27,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from inlay.errors import ConfigError, InlayError
-from inlay.runs.train import Allowed
+from inlay.runs.allowed import Allowed
 from inlay.serve.app import Alone, build_app
 from inlay.serve.engine import Engine
 from inlay.serve.errors import NotFound

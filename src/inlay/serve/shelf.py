@@ -25,7 +25,7 @@ from inlay.host.plan import Plan
 from inlay.host.setup import Fuse, Setup
 from inlay.host.verbs import bare, free_name, inlays_of, registering, remove
 from inlay.methods.fusion import Fusion
-from inlay.runs.train import Allowed
+from inlay.runs.allowed import Allowed
 from inlay.runs.use import codec_for
 from inlay.serve.errors import Invalid, NotFound, TooLarge
 from inlay.serve.pieces import Piece

@@ -303,8 +303,8 @@ def _setfit(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Re
 def _rows_for(folder: StudyFolder, name: str, cell: Description) -> tuple[Any, Any]:
     """Settings and rows of a cell that does not train as `inlay train` does."""
     from inlay.data import prepare
+    from inlay.runs.ready import few_to_validate
     from inlay.runs.settings import Settings
-    from inlay.runs.train import few_to_validate
     from inlay.training.threads import use_threads
 
     settings = Settings(**dict(cell["settings"]) | {"out": folder.cell(name)})
@@ -316,8 +316,8 @@ def _rows_for(folder: StudyFolder, name: str, cell: Description) -> tuple[Any, A
 
 def _of_fitted(settings: Any, prepared: Any, found: Any) -> Result:
     from inlay.data.metrics import score
+    from inlay.runs.facts import peak_megabytes
     from inlay.runs.folder import versions
-    from inlay.runs.train import peak_megabytes
     from inlay.studies.answers import judged_facts
 
     task, examples = prepared.task, prepared.split(prepared.judge)
@@ -342,8 +342,8 @@ def _route(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
     """Ask a mixture by others of its modules than their mean. Nothing is trained."""
     import torch
 
+    from inlay.runs.facts import peak_megabytes
     from inlay.runs.folder import versions
-    from inlay.runs.train import peak_megabytes
     from inlay.runs.use import open_for_use
     from inlay.studies.answers import judged_facts
     from inlay.training.evaluate import Route
