@@ -91,6 +91,19 @@ def test_the_penalty_reaches_the_gates() -> None:
     assert inlay.penalty(host) == 0
 
 
+def test_a_layer_that_a_step_leaves_out_has_no_penalty() -> None:
+    host = classifier()
+    inlay.add(host, "m", learned(inlay.Pfeiffer(size=4, drop_first=1)))
+    inlay.train(host, "m")
+    found = set()
+    for seed in range(6):  # a penalty of an earlier step has no graph any more
+        torch.manual_seed(seed)
+        (host(**batch()).logits.sum() + inlay.penalty(host)).backward()
+        gates = [gate for gate in host.inlays["m"].modules() if isinstance(gate, Gate)]
+        found.add(sum(gate.noted.balance is not None for gate in gates))
+    assert found == {2, 4}
+
+
 def test_it_learns_to_use_several_modules() -> None:
     torch.manual_seed(0)
     choice = Alternatives([torch.nn.Linear(4, 4) for _ in range(4)], Gate(4, 4, "token")).train()

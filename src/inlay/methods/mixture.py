@@ -312,6 +312,9 @@ class Doubling(Draw):
 
     def draw(self) -> None:
         self._part(self.next)
+        for choice in self.choices:
+            if choice.gate is not None:
+                choice.gate.noted.balance = None  # a layer that this step leaves out has none
         self.inner.draw()
 
     def _part(self, passes: int) -> None:
