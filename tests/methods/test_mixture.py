@@ -562,3 +562,13 @@ def test_the_modules_of_a_lora_mixture_start_apart(share: str | None) -> None:
         assert not torch.equal(second, third)
     inlay.activate(host, "mix")
     torch.testing.assert_close(logits(host), bare, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("start", [{"init": "vocabulary"}, {"ids": (5, 6)}], ids=["vocabulary", "text"])
+def test_prompts_that_begin_as_words_start_different_around_them(start: dict) -> None:
+    host = classifier()
+    inlay.add(host, "mix", inlay.Mixture(inlay.Prompt(length=4, **start), modules=3))
+    (choice,) = alternatives(host.inlays["mix"])
+    assert not any(torch.equal(a.weight, b.weight) for a, b in itertools.combinations(choice.maps, 2))
+    words = host.get_input_embeddings().weight[[0, 1, 2, 3] if "init" in start else [5, 6, 5, 6]]
+    torch.testing.assert_close(choice.mean()["weight"], words, atol=1e-6, rtol=0)

@@ -277,6 +277,8 @@ class Mixture(Method):
 
     def start(self, part: nn.Module, module: nn.Module) -> None:
         self.method.start(part, module)
+        for choice in alternatives(part):  # a prompt that begins as words gives all of them the same
+            set_apart(list(choice.maps))
 
     def build(self, place: Place, shared: nn.Module) -> nn.Module:
         made = [self.method.build(place, shared) for _ in range(self.modules)]
