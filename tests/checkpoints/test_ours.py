@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 
 import inlay
 from inlay.checkpoints import ours
 from inlay.storage import folders
 from tests.checkpoints.rewriting import rewrite
-from tests.hosts import FAMILIES, classifier, logits, shake, untouched
+from tests.hosts import CONFIGS, FAMILIES, classifier, logits, shake, shaken, untouched
 
 
 @pytest.fixture
@@ -42,6 +43,19 @@ def test_save_and_load_are_bit_equal(family: str, head, tmp_path: Path) -> None:
     inlay.activate(other, "a.b")
     assert torch.equal(logits(other), logits(host))
     assert inlay.load(other, tmp_path / "x", name="again") == "again"
+
+
+@pytest.mark.parametrize("kind", [hf.BertForMaskedLM, hf.RobertaForMaskedLM])
+def test_a_head_for_words_has_a_bias_with_two_names(kind: type, tmp_path: Path) -> None:
+    family = kind.config_class.model_type
+    host, other = (shaken(kind(CONFIGS[family]())) for _ in range(2))
+    inlay.add(host, "a", inlay.Houlsby(size=4), head=inlay.Head())
+    shake(host, "a")
+    inlay.save(host, "a", tmp_path / "x")
+    inlay.load(other, tmp_path / "x")
+    for each in (host, other):
+        inlay.activate(each, "a")
+    assert torch.equal(logits(other), logits(host))
 
 
 def test_in_a_fresh_process(saved: Path) -> None:

@@ -74,13 +74,20 @@ def save(
     }
     if data is not None:
         manifest["data"] = data
-    tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in inlay.tensors().items()}
+    tensors = _apart({key: tensor.detach().cpu().contiguous() for key, tensor in inlay.tensors().items()})
     if broken := not_finite(tensors):
         raise CheckpointError(
             f"{name!r} holds numbers that are not finite ({', '.join(broken[:4])}) and is not saved: its training has "
             f"diverged. Train again with a smaller learning rate."
         )
     return write(Path(path), manifest, tensors, card(manifest, tensors))
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor with memory of its own: the bias of BERT's head for words has two names, and is written under both."""
+    owners = {tensor.untyped_storage().data_ptr(): key for key, tensor in tensors.items()}
+    mine = {key: owners[tensor.untyped_storage().data_ptr()] == key for key, tensor in tensors.items()}
+    return {key: tensor if mine[key] else tensor.clone() for key, tensor in tensors.items()}
 
 
 def load_ours(
