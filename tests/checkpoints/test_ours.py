@@ -58,6 +58,18 @@ def test_a_head_for_words_has_a_bias_with_two_names(kind: type, tmp_path: Path) 
     assert torch.equal(logits(other), logits(host))
 
 
+def test_a_decoder_that_was_cut_out(tmp_path: Path) -> None:
+    """What BartForCausalLM has below its head cannot name its embeddings."""
+    host, other = (shaken(hf.BartForCausalLM(CONFIGS["bart"]())) for _ in range(2))
+    inlay.add(host, "a", inlay.Houlsby(size=4))
+    shake(host, "a")
+    inlay.save(host, "a", tmp_path / "x")
+    inlay.load(other, tmp_path / "x")
+    for each in (host, other):
+        inlay.activate(each, "a")
+    assert torch.equal(logits(other), logits(host))
+
+
 def test_in_a_fresh_process(saved: Path) -> None:
     script = (
         "import sys, torch, inlay; from tests.hosts import classifier, logits; torch.set_num_threads(1)\n"

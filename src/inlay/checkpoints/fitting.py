@@ -82,7 +82,7 @@ def host_fingerprint(host: PreTrainedModel) -> str | None:
         weight for name, weight in body.named_parameters()
         if re.search(r"\.\d+\.", name) and not name.startswith(f"{ATTRIBUTE}.") and weight.dim() > 1
     ]  # fmt: skip
-    words = getattr(body.get_input_embeddings(), "weight", None)
+    words = getattr(host.get_input_embeddings(), "weight", None)
     chosen = layers[:2] + layers[len(layers) // 2 :][:2] + layers[-2:] + ([words] if isinstance(words, Tensor) else [])
     if not chosen or any(w.is_meta or w.dtype not in COMPARED or not w.numel() for w in chosen):
         return None
