@@ -72,9 +72,13 @@ def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Lit
 
 
 def _same(inlay: Inlay, again: Inlay) -> None:
-    """Refuse what was not read back the same, up to rounding: a bias is a value in peft and a difference here."""
-    mine, theirs = inlay.tensors(), again.tensors()
-    near = {key: 8 * torch.finfo(tensor.dtype).eps for key, tensor in mine.items() if key in theirs}
+    """Refuse what was not read back the same, up to rounding: a bias is a value in peft and a difference here.
+
+    What was trained in single precision is read back in the host's.
+    """
+    theirs = again.tensors()
+    mine = {key: tensor.to(theirs[key].dtype) for key, tensor in inlay.tensors().items() if key in theirs}
+    near = {key: 8 * torch.finfo(tensor.dtype).eps for key, tensor in mine.items()}
     differ = [key for key, atol in near.items() if not torch.allclose(mine[key], theirs[key], rtol=0, atol=atol)]
     if differ:
         raise ConfigError(f"{inlay.name!r} does not read back the same: {', '.join(sorted(differ))}")

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
 import inlay
 from tests.checkpoints.foreign.exports import ALL, CASES, export_all, host_and_inputs, prepare, set_in
+from tests.hosts import classifier, shake
 
 TOOL = Path(__file__).parents[3] / "tools" / "check_export.py"
 
@@ -54,6 +56,21 @@ def test_a_merged_mixture_needs_no_patterns(tmp_path: Path) -> None:
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (8, 64, ["c_attn"])
     assert not config["rank_pattern"]
     assert not config["alpha_pattern"]
+
+
+@pytest.mark.parametrize(("format", "method"), [("peft", inlay.LoRA(rank=2)), ("adapterhub", inlay.Pfeiffer(size=2))])
+def test_what_was_trained_in_single_precision_on_a_half_host(
+    format: Literal["peft", "adapterhub"], method: inlay.Method, tmp_path: Path
+) -> None:
+    host = classifier().to(torch.bfloat16)
+    inlay.add(host, "a", method)
+    inlay.train(host, "a")
+    shake(host, "a")
+    inlay.export(host, "a", tmp_path / "a", format)
+    inlay.load(host, tmp_path / "a", name="again")
+    mine, theirs = host.inlays["a"].tensors(), host.inlays["again"].tensors()
+    assert {tensor.dtype for tensor in mine.values()} == {torch.float32}
+    assert all(torch.equal(mine[key].bfloat16(), theirs[key]) for key in mine)
 
 
 @pytest.mark.parametrize("library", ["adapters", "peft"])
