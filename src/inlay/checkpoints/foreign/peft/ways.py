@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from inlay.anatomy.modules import last_word
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
-from inlay.checkpoints.fitting import misfit, tensor_mismatches
+from inlay.checkpoints.fitting import misfit, not_finite, tensor_mismatches
 from inlay.checkpoints.foreign.files import (
     Files,
     Folder,
@@ -104,6 +104,7 @@ def read(host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pic
         own = {key: tensor for key, tensor in draft.tensors().items() if not key.startswith("head.")}
         problems = tensor_mismatches(own, values)
         problems += [f"tensor {shown(key)} is not expected" for key in sorted(found.keys() - used - kept)]
+        problems += [f"tensor {shown(key)} has numbers that are not finite" for key in not_finite(found)]
         if problems:
             raise misfit(folder.path, problems)
         with torch.random.fork_rng(devices=[]):
