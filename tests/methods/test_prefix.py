@@ -194,6 +194,19 @@ def test_a_mixture_of_prefixes_merges_to_the_mean(family: str, reparametrised: b
     assert host.inlays["m"].method == method
 
 
+def test_a_stack_that_is_left_out_takes_its_network_along(tmp_path: Path) -> None:
+    host, other = writer("t5"), writer("t5")
+    inlay.add(host, "a", inlay.Prefix(length=3, reparametrised=True, hidden=4))
+    shake(host, "a")
+    inlay.leave_out(host, "a", ["decoder.0", "decoder.1"])
+    assert {key.split(".")[1] for key in host.inlays["a"].tensors() if key.startswith("shared.")} == {"encoder"}
+    inlay.save(host, "a", tmp_path / "a")
+    inlay.load(other, tmp_path / "a")
+    mine, theirs = host.inlays["a"].tensors(), other.inlays["a"].tensors()
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
 def test_where_it_is(tmp_path: Path) -> None:
     host = classifier("t5")
     inlay.add(host, "a", inlay.Prefix(length=2, at=("cross",)))

@@ -208,6 +208,10 @@ def leave_out(host: nn.Module, name: str, layers: Sequence[int | str]) -> None:
         raise SetupError(f"{name!r} would have no module left. Remove it instead: inlay.remove(host, {name!r}).")
     for place_id in changing - stays:
         del inlay.parts[key_of(place_id)]
+    with torch.random.fork_rng(devices=[]):  # the run's random numbers stay as they are
+        fresh = Inlay(name, method).fill(model, inlays.anatomy, device="meta")
+    for shared in inlay.shared._modules.keys() - fresh.shared._modules.keys():  # of stacks where nothing is left
+        delattr(inlay.shared, shared)
     inlay.take_method(method)
     inlays.unhook_unneeded()
     inlays.activate(model, inlays.active)
