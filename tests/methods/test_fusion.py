@@ -23,6 +23,7 @@ from inlay.methods.fusion import Choose, FusionLayer, cheapest_orders, pack
 from tests.checkpoints.foreign.golden import GOLDEN, host_of, logits_of, pour
 from tests.hosts import FAMILIES, batch, classifier, fused_steps, logits, row, shake, spy_on, step_at, without_dropout
 from tests.methods.slow import slow_fusion
+from tests.methods.ways import writer
 
 WIDTH = 12
 
@@ -625,6 +626,22 @@ def test_leaving_out_layers() -> None:
         inlay.add_fusion(host, "g", ["m0"], leave_out=(0, 1))
     with pytest.raises(inlay.AnatomyError, match="no such layer"):
         inlay.add_fusion(host, "g", ["m0"], leave_out=(5,))
+
+
+def test_keys_of_cross_attention_are_the_encoders_tokens() -> None:
+    host = writer("t5")
+    for seed, name in enumerate("ab"):
+        inlay.add(host, name, inlay.LoRA(rank=2, targets=("cross_q", "cross_k")))
+        shake(host, name, seed)
+    inlay.add_fusion(host, "f", ["a", "b"])
+    shake(host, "f", 5)
+    for tokens in (4, 7):  # other than the encoder's, and as many
+        labels = torch.randint(3, 50, (3, tokens))
+        labels[0, 2:] = -100
+        whole = batch() | {"labels": labels}
+        found = inlay.fusion_activations(host, "f", [whole])
+        assert found.tokens_seen["decoder.0.cross_k"] == int(whole["attention_mask"].sum())
+        assert found.tokens_seen["decoder.0.cross_q"] == int((labels != -100).sum())
 
 
 def test_activations_count_real_tokens_only() -> None:

@@ -102,10 +102,11 @@ def _rows(batch: Mapping[str, Any]) -> int:
 
 
 def real_tokens(model: PreTrainedModel, batch: Mapping[str, Any], weights: Tensor, site: str) -> Tensor:
-    """1 at real tokens (B, T), for the stack that the place belongs to."""
+    """1 at real tokens (B, T), for the stack whose tokens the place sees: cross-attention has the encoder's as keys."""
     shape = weights.shape[:2]
     mask = batch.get("attention_mask")
-    if model.config.is_encoder_decoder and site.startswith("decoder"):
+    written = site.startswith("decoder") and not site.endswith((".cross_k", ".cross_v"))
+    if model.config.is_encoder_decoder and written:
         labels = batch.get("labels")
         if "decoder_input_ids" in batch:
             mask = batch.get("decoder_attention_mask")
