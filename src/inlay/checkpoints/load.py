@@ -15,12 +15,12 @@ from inlay.checkpoints.foreign.files import Folder
 from inlay.checkpoints.foreign.peft import read as peft
 from inlay.checkpoints.manifest import MANIFEST
 from inlay.checkpoints.ours import load_ours
-from inlay.host.setup import Setup, names_in
-from inlay.host.verbs import bare, inlays_of
+from inlay.host.setup import Setup
+from inlay.host.verbs import bare
 from inlay.storage.folders import reading
 
-Reader = Callable[[PreTrainedModel, Folder, str | None, bool], str | Setup]
-"""(host, folder, name, pickled) → the name or setup to activate."""
+Reader = Callable[[PreTrainedModel, Folder, str | None, bool, bool], str | Setup]
+"""(host, folder, name, pickled, head) → the name or setup to activate."""
 FOREIGN: tuple[Callable[[Folder], Reader | None], ...] = (peft.reader_of, adapterhub.reader_of)
 """Each looks at a folder's files and returns the reader for it, or None."""
 
@@ -45,15 +45,5 @@ def load(
             foreign = Folder(folder)
             for reader_of in FOREIGN:
                 if (read := reader_of(foreign)) is not None:
-                    found = read(model, foreign, name, pickled)
-                    return found if head else _without_heads(model, found)
+                    return read(model, foreign, name, pickled, head)
         return load_ours(model, folder, name, any_members, any_host, head)
-
-
-def _without_heads(host: PreTrainedModel, found: str | Setup) -> str | Setup:
-    """What was just loaded, without its heads."""
-    inlays = inlays_of(host)
-    for name in names_in(found):
-        inlays[name].drop_head()
-    inlays.unhook_unneeded()
-    return found

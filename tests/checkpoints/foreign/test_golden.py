@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file, save_file
 
 import inlay
@@ -43,6 +44,21 @@ def test_one_adapter(case: Path) -> None:
     close(logits_of(host, case.parent.name).reshape(wanted.shape), wanted)  # choices: theirs side by side, ours below
     inlay.strip(host)
     assert torch.equal(logits_of(host, case.parent.name), bare)
+
+
+HEADS = ("seq_bn_head2", "seq_bn_tagging", "seq_bn_host_head", "peft_head", "peft_prefix")
+
+
+@pytest.mark.parametrize("kind", [hf.BertForSequenceClassification, hf.BertForMaskedLM])
+@pytest.mark.parametrize("case", HEADS)
+def test_without_its_head_any_task_fits(case: str, kind: type) -> None:
+    host, whole = kind(hf.BertConfig.from_pretrained(GOLDEN / "bert" / "host")), host_of("bert")
+    inlay.load(host, GOLDEN / "bert" / case, name="a", head=False)
+    inlay.load(whole, GOLDEN / "bert" / case, name="a")
+    mine, theirs = host.inlays["a"].tensors(), whole.inlays["a"].tensors()
+    assert host.inlays["a"].head is None
+    assert mine.keys() == {key for key in theirs if not key.startswith("head.")}
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
 @pytest.mark.parametrize(("case", "match"), REFUSED.items(), ids=str)

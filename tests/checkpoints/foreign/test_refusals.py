@@ -219,6 +219,8 @@ def test_a_head_alone(tmp_path: Path) -> None:
     for name in ("head_config.json", "model_head.safetensors"):
         shutil.copy(GOLDEN / "bert" / "seq_bn_head2" / name, tmp_path / name)
     host = host_of("bert")
+    with pytest.raises(inlay.CheckpointError, match="nothing but a head"):
+        inlay.load(host, tmp_path, head=False)
     assert inlay.load(host, tmp_path) == "a"
     inlay.activate(host, "a")
     assert logits_of(host, "bert").shape == (3, 4)

@@ -70,6 +70,8 @@ class Source:
     pickled: bool = False
     spare_head: Folder | None = None
     """Where to look for a head if the folder has none."""
+    with_head: bool = True
+    """False: heads are left where they are."""
 
     @property
     def anatomy(self) -> Anatomy:
@@ -92,7 +94,7 @@ class Source:
         return filled(draft, table, tensors, self.host, self.anatomy, self.folder.path)
 
 
-def reader_of(folder: Folder) -> Callable[[PreTrainedModel, Folder, str | None, bool], Setup] | None:
+def reader_of(folder: Folder) -> Callable[[PreTrainedModel, Folder, str | None, bool, bool], Setup] | None:
     """What reads a folder of `adapters`, by the files in it."""
     if folder.has(SETUP):
         return load_setup
@@ -101,12 +103,12 @@ def reader_of(folder: Folder) -> Callable[[PreTrainedModel, Folder, str | None, 
     return load_head if folder.has(heads.CONFIG) else None
 
 
-def load(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool) -> str:
+def load(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool, with_head: bool) -> str:
     """Set an adapter or a fusion into a host."""
     name = _our_name(folder) if name is None else name
     free_name(host, name)
     with registering(host) as inlays:
-        inlays.admit(host, Source(host, inlays, folder, pickled).read(name))
+        inlays.admit(host, Source(host, inlays, folder, pickled, with_head=with_head).read(name))
     return name
 
 
@@ -121,8 +123,10 @@ def _file(folder: Folder, config: str) -> AdapterFile:
     return options(AdapterFile, folder.object(config), folder / config)
 
 
-def load_head(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool) -> str:
+def load_head(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool, with_head: bool) -> str:
     """Set a head that was saved by itself into a host, as an inlay that is nothing but a head."""
+    if not with_head:
+        raise CheckpointError(f"{folder.path} is nothing but a head, so nothing is left without it.")
     with registering(host) as inlays, blaming(folder.path):
         head = heads.read_head(folder, host, inlays.anatomy, pickled)
         assert head is not None
@@ -134,7 +138,7 @@ def load_head(host: PreTrainedModel, folder: Folder, name: str | None, pickled: 
     return name
 
 
-def load_setup(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool) -> Setup:
+def load_setup(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool, with_head: bool) -> Setup:
     """Set all adapters and fusions of a setup into a host, or none of them; the setup is not activated."""
     if name is not None:
         raise CheckpointError(f"{folder.path} is a whole setup of several adapters, which one name cannot name.")
@@ -143,7 +147,7 @@ def load_setup(host: PreTrainedModel, folder: Folder, name: str | None, pickled:
         for member in members:
             free_name(host, member.name)
             spare_head = folder if member.name == uppermost(setup) else None
-            source = Source(host, inlays, Folder(folder / member.folder), pickled, spare_head)
+            source = Source(host, inlays, Folder(folder / member.folder), pickled, spare_head, with_head)
             admit(host, source.read(member.name, fusion=member.fusion))
         check_stacks(setup, inlays, folder)
     return setup
@@ -208,9 +212,10 @@ def _read(source: Source, names: tuple[str, str, str]) -> tuple[AdapterFile, Ten
     if problems:
         raise misfit(folder.path, problems)
     tensors = {_renamed(key): tensor for key, tensor in read_tensors(folder.path, safe, pickle, source.pickled).items()}
-    head = heads.read_head(folder, source.host, source.anatomy, source.pickled)
-    if head is None and source.spare_head is not None:
-        head = heads.read_head(source.spare_head, source.host, source.anatomy, source.pickled)
+    head = None
+    for there in (folder, source.spare_head) if source.with_head else ():
+        if head is None and there is not None:
+            head = heads.read_head(there, source.host, source.anatomy, source.pickled)
     head = head or heads.ForeignHead(None, None, {})
     twice = sorted(tensors.keys() & head.tensors.keys())
     if twice:

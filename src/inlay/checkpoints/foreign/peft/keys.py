@@ -18,6 +18,7 @@ from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.files import Folder, Tensors
 from inlay.checkpoints.foreign.keys import FileKey, KeyTable
 from inlay.checkpoints.foreign.peft.options import SAFE
+from inlay.checkpoints.foreign.peft.targets import saved_by
 from inlay.errors import CheckpointError
 from inlay.host.registry import Inlay, key_of
 
@@ -78,6 +79,16 @@ def without_copies(found: Tensors, folder: Folder) -> Tensors:
             raise CheckpointError(f"{folder / SAFE}: {plain} and {key} should be the same.")
         kept[plain] = tensor
     return kept
+
+
+def without_saved(found: Tensors, names: Sequence[str], root: str) -> Tensors:
+    """Without the modules that modules_to_save names: the head."""
+
+    def is_saved(key: str) -> bool:
+        words = key.removeprefix(root).split(".")
+        return bool(saved_by(names, (".".join(words[:end]) for end in range(1, len(words)))))
+
+    return {key: tensor for key, tensor in found.items() if not is_saved(key)}
 
 
 def without_host_tensors(found: Tensors, host: PreTrainedModel, table: KeyTable) -> Tensors:

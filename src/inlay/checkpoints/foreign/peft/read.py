@@ -31,6 +31,7 @@ from inlay.checkpoints.foreign.peft.keys import (
     whole_places,
     without_copies,
     without_host_tensors,
+    without_saved,
 )
 from inlay.checkpoints.foreign.peft.options import BIASES, CONFIG, PICKLE, SAFE, Bias, PeftOptions, read_options
 from inlay.checkpoints.foreign.peft.targets import by_pattern, host_modules, saved_by, target_problems
@@ -42,27 +43,31 @@ from inlay.methods import LoRA
 from inlay.methods.lora import LowRankChange
 
 
-def reader_of(folder: Folder) -> Callable[[PreTrainedModel, Folder, str | None, bool], str] | None:
+def reader_of(folder: Folder) -> Callable[[PreTrainedModel, Folder, str | None, bool, bool], str] | None:
     """What reads a folder of peft, whose config has a `peft_type`."""
     there = folder.has(CONFIG) and not folder.has("adapter_setup.json")
     return load if there and "peft_type" in folder.object(CONFIG) else None
 
 
-def load(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool) -> str:
+def load(host: PreTrainedModel, folder: Folder, name: str | None, pickled: bool, with_head: bool) -> str:
     """Set an inlay into a host, under the name given or the folder's."""
     name = folder.path.resolve().name if name is None else name
     free_name(host, name)
     with registering(host) as inlays:
-        inlays.admit(host, read(host, inlays.anatomy, folder, name, pickled))
+        inlays.admit(host, read(host, inlays.anatomy, folder, name, pickled, with_head))
     return name
 
 
-def read(host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pickled: bool) -> Inlay:
+def read(
+    host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pickled: bool, with_head: bool = True
+) -> Inlay:  # fmt: skip
     """The inlay of a folder, not yet on the host."""
     if folder.object(CONFIG).get("peft_type") in ways.KINDS:
-        return ways.read(host, anatomy, folder, name, pickled)
+        return ways.read(host, anatomy, folder, name, pickled, with_head)
     wanted = read_options(folder)
     found = without_copies(read_tensors(folder.path, SAFE, PICKLE, pickled), folder)
+    if not with_head:
+        found = without_saved(found, wanted.modules_to_save or (), ROOT)
     places = whole_places(anatomy)
     modules = _lora_modules(found, places, folder)
     bias = BIASES[wanted.bias] if _has_biases(wanted, modules, host, anatomy) else "none"
@@ -71,7 +76,7 @@ def read(host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pic
             raise misfit(folder.path, problems)
         check_size(f"r = {wanted.r}", wanted.r, found)
         saved = _saved_modules(wanted, modules, host, anatomy)
-        head = _head(host, anatomy, saved, found) if saved else None
+        head = _head(host, anatomy, saved, found) if saved and with_head else None
         draft = Inlay(name, _method(wanted, modules, places, bias), head).fill(host, anatomy, "meta")
         table = key_table(draft, anatomy, host, saved)
         found = without_host_tensors(found, host, table)

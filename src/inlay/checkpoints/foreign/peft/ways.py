@@ -34,7 +34,7 @@ from inlay.checkpoints.foreign.files import (
 )
 from inlay.checkpoints.foreign.heads import logits_weight
 from inlay.checkpoints.foreign.peft.heads import check_head, head_tensors, saved_modules
-from inlay.checkpoints.foreign.peft.keys import ROOT, places_of, whole_places
+from inlay.checkpoints.foreign.peft.keys import ROOT, places_of, whole_places, without_saved
 from inlay.checkpoints.foreign.peft.options import CONFIG, NOTES, PICKLE, SAFE
 from inlay.checkpoints.foreign.peft.targets import saved_by
 from inlay.config import Config
@@ -45,6 +45,8 @@ from inlay.methods import IA3, Method, Prefix, Prompt
 
 KINDS = ("PROMPT_TUNING", "PREFIX_TUNING", "IA3")
 VECTORS = "prompt_embeddings"
+CLASSIFIERS = ("classifier", "score")
+"""What peft saves of every classifier, beside a prompt or a prefix."""
 
 
 class InFrontOptions(Config):
@@ -80,18 +82,22 @@ class IA3Options(Config):
     init_ia3_weights: bool = True
 
 
-def read(host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pickled: bool) -> Inlay:
+def read(
+    host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pickled: bool, with_head: bool = True
+) -> Inlay:  # fmt: skip
     """The inlay of a folder, not yet on the host."""
     told = {key: value for key, value in folder.object(CONFIG).items() if key not in NOTES}
     kind = str(told.get("peft_type"))
     found = read_tensors(folder.path, SAFE, PICKLE, pickled)
+    root = ROOT if kind == "IA3" else "base_model."
     with blaming(folder.path):
         method: Method
         if kind == "IA3":
-            options(IA3Options, told, folder / CONFIG)
+            saving = options(IA3Options, told, folder / CONFIG).modules_to_save
             method, values, used = _ia3(anatomy, folder, found)
         else:
             wanted = options(InFrontOptions, told, folder / CONFIG)
+            saving = (*(wanted.modules_to_save or ()), *CLASSIFIERS)
             check_size(f"num_virtual_tokens = {wanted.num_virtual_tokens}", wanted.num_virtual_tokens, found)
             vectors = found.get(VECTORS)
             if vectors is None or vectors.dim() != 2:
@@ -99,7 +105,9 @@ def read(host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pic
             make = _prompt if kind == "PROMPT_TUNING" else _prefix
             method, values = make(anatomy, wanted, vectors)
             used = {VECTORS}
-        head, saved, kept = _head(host, anatomy, found, ROOT if kind == "IA3" else "base_model.")
+        if not with_head:
+            found = without_saved(found, saving or (), root)
+        head, saved, kept = _head(host, anatomy, found, root) if with_head else (None, {}, set())
         draft = Inlay(name, method, head).fill(host, anatomy, "meta")
         own = {key: tensor for key, tensor in draft.tensors().items() if not key.startswith("head.")}
         problems = tensor_mismatches(own, values)
@@ -233,7 +241,7 @@ def _classifier(host: PreTrainedModel, anatomy: Anatomy) -> Tensors:
     """The host's own head, which beside a prompt or a prefix peft wants in the file of every classifier."""
     return {
         f"base_model.{path}.{leaf}": tensor
-        for path in saved_by(("classifier", "score"), anatomy.head)
+        for path in saved_by(CLASSIFIERS, anatomy.head)
         for leaf, tensor in host.get_submodule(path).state_dict().items()
     }
 
