@@ -58,6 +58,16 @@ def test_a_head_for_words_has_a_bias_with_two_names(kind: type, tmp_path: Path) 
     assert torch.equal(logits(other), logits(host))
 
 
+@pytest.mark.parametrize("sizes", [{"size": {0: 2, "default": 4}}, {"reduction": {0: 2, "encoder.1": 4, "default": 8}}])
+def test_sizes_by_layer_are_the_same_settings_again(sizes: dict, tmp_path: Path) -> None:
+    host = classifier()
+    inlay.add(host, "a", inlay.Houlsby(**sizes))
+    inlay.save(host, "a", tmp_path / "x")
+    inlay.load(host, tmp_path / "x", name="b")
+    assert host.inlays["a"].method == host.inlays["b"].method
+    inlay.average(host, ["a", "b"], name="c")
+
+
 def test_a_decoder_that_was_cut_out(tmp_path: Path) -> None:
     """What BartForCausalLM has below its head cannot name its embeddings."""
     host, other = (shaken(hf.BartForCausalLM(CONFIGS["bart"]())) for _ in range(2))

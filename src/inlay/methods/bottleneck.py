@@ -126,6 +126,14 @@ class Bottleneck(Method):
             raise ValueError("name each site once, and at least one")
         return sites
 
+    @field_validator("reduction", "size")
+    @classmethod
+    def _numbered(cls, table: Any) -> Any:
+        """Layers by number as numbers, also from a file, in which every key is a text."""
+        if not isinstance(table, dict):
+            return table
+        return {int(layer) if str(layer).isdecimal() else layer: value for layer, value in table.items()}
+
     @model_validator(mode="after")
     def _sizes_positive(self) -> Bottleneck:
         for name, value in (("reduction", self.reduction), ("size", self.size)):
