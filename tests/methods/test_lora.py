@@ -232,6 +232,10 @@ def test_bad_input() -> None:
         (lambda: inlay.LoRA(rank=17), "a rank of 17 is above"),
         (lambda: inlay.LoRA(rank=0), "rank"),
         (lambda: inlay.LoRA(leave_out=(9,)), "no such layer"),
+        (lambda: inlay.LoRA(ranks={"q": 2}), "no place 'q'.*by place: encoder.0.q"),
+        (lambda: inlay.LoRA(alphas={"encoder.7.q": 2}), "no place 'encoder.7.q'"),
+        (lambda: inlay.LoRA(ranks={"encoder.0.q": 0}), "ranks.encoder.0.q"),
+        (lambda: inlay.LoRA(alphas={"encoder.0.q": -1}), "alphas.encoder.0.q"),
     ]:
         with pytest.raises(inlay.InlayError, match=message):
             inlay.add(host, "a", method())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -70,9 +70,9 @@ class LoRA(Method):
     """Scale by alpha / √r instead."""
     leave_out: tuple[Layer, ...] = ()
     """Layers without a change."""
-    ranks: dict[str, int] = Field(default_factory=dict)
+    ranks: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Another rank at single places, by their id."""
-    alphas: dict[str, float] = Field(default_factory=dict)
+    alphas: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Another alpha at single places."""
     bias: Literal["none", "targets", "all"] = "none"
     """Whose biases change too: nobody's, those of the changed modules, or every bias of the host and its head."""
@@ -91,6 +91,10 @@ class LoRA(Method):
             if not any(target in (place.kind, place.id) for place in projections.values()):
                 roles = {place.kind for place in projections.values()}
                 raise ConfigError(f"this host has no projection {target!r}.{nearest(target, roles)}")
+        for name in (*self.ranks, *self.alphas):
+            if name not in projections:
+                known = next(iter(projections))
+                raise ConfigError(f"this host has no place {name!r}; ranks and alphas are by place: {known}")
         changed = set()
         for place in projections.values():
             if {place.kind, place.id} & set(self.targets) and in_layers(place, self.leave_out) is None:
