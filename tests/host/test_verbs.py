@@ -16,7 +16,7 @@ def test_names_that_cannot_be(name) -> None:
     assert not hasattr(host, "inlays")
 
 
-@pytest.mark.parametrize("name", ["a", "0", "A.b-c_d", "x" * 64, "train", "keys", "forward", "half"])
+@pytest.mark.parametrize("name", ["a", "0", "A.b-c_d", "x" * 64, "train", "training", "keys", "forward", "half"])
 def test_names_that_can_be(name: str) -> None:
     host = classifier()
     inlay.add(host, name, inlay.Pfeiffer(size=2))

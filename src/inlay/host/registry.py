@@ -37,12 +37,14 @@ from inlay.methods.acting import Draw, Reads
 from inlay.methods.base import Method, fusion_can_read
 
 ATTRIBUTE = "inlays"
+_TABLE = nn.ModuleDict()
+"""An empty one has the words that none of its modules can be named by: also `training`, which its class has not."""
 
 
 def key_of(name: str) -> str:
     """A name as a module's name, which may have no dots and not be a word that modules use themselves."""
     key = name.replace(".", ":")
-    return f"{key}:" if hasattr(nn.ModuleDict, key) else key
+    return f"{key}:" if hasattr(_TABLE, key) else key
 
 
 def site_key(path: str, acts: Acts = "output") -> str:
