@@ -112,7 +112,7 @@ def test_what_peft_cannot_say(tmp_path: Path) -> None:
         inlay.export(decoder, "a", tmp_path / "a", format="peft")
 
 
-@pytest.mark.parametrize("wrong", ["missing", "more", "shape", "numbers", "option"])
+@pytest.mark.parametrize("wrong", ["missing", "more", "shape", "length", "numbers", "option"])
 def test_folders_that_do_not_fit(wrong: str, tmp_path: Path) -> None:
     folder = tmp_path / "bad"
     shutil.copytree(GOLDEN / "t5/peft_prompt", folder)
@@ -124,6 +124,8 @@ def test_folders_that_do_not_fit(wrong: str, tmp_path: Path) -> None:
         tensors["else"] = torch.zeros(2)
     elif wrong == "shape":
         tensors["prompt_embeddings"] = torch.zeros(4, 7)
+    elif wrong == "length":
+        told["num_virtual_tokens"] -= 1
     elif wrong == "numbers":
         tensors["prompt_embeddings"][1, 2] = torch.nan
     else:

@@ -129,7 +129,9 @@ def read(
 def _prompt(anatomy: Anatomy, wanted: InFrontOptions, vectors: torch.Tensor) -> tuple[Method, Tensors]:
     if "decoder" not in anatomy.depth:
         raise ConfigError("peft lets an encoder's classifier read the prompt's first token, and Inlay the text's")
-    return Prompt(length=wanted.num_virtual_tokens), {"tokens.table.weight": vectors[: wanted.num_virtual_tokens]}
+    length, stacks = wanted.num_virtual_tokens, wanted.num_transformer_submodules or len(anatomy.depth)
+    own = vectors[:length] if vectors.shape[0] == stacks * length else vectors
+    return Prompt(length=length), {"tokens.table.weight": own}
 
 
 def _prefix(anatomy: Anatomy, wanted: InFrontOptions, vectors: torch.Tensor) -> tuple[Method, Tensors]:
