@@ -84,7 +84,7 @@ def save(
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor with memory of its own: the bias of BERT's head for words has two names, and is written under both."""
+    """Each tensor with memory of its own: the bias of BERT's head for words has two names, and is written twice."""
     owners = {tensor.untyped_storage().data_ptr(): key for key, tensor in tensors.items()}
     mine = {key: owners[tensor.untyped_storage().data_ptr()] == key for key, tensor in tensors.items()}
     return {key: tensor if mine[key] else tensor.clone() for key, tensor in tensors.items()}
