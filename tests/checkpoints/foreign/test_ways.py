@@ -139,3 +139,14 @@ def test_folders_that_do_not_fit(wrong: str, tmp_path: Path) -> None:
     host, _, _ = opened("bert/peft_ia3")
     with pytest.raises(inlay.CheckpointError):
         inlay.load(host, GOLDEN / "t5/peft_prompt")
+
+
+def test_an_ia3_without_the_scales_of_a_layer_is_not_one_that_leaves_it_out(tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(GOLDEN / "bert/peft_ia3", folder)
+    file = folder / "adapter_model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    safetensors.torch.save_file({key: tensor for key, tensor in tensors.items() if ".layer.1." not in key}, file)
+    host, _, _ = opened("bert/peft_ia3")
+    with pytest.raises(inlay.CheckpointError, match=r"layer\.1.*is among the target_modules, but its tensors are mis"):
+        inlay.load(host, folder)

@@ -36,11 +36,27 @@ def target_problems(
     ]
 
 
+def without_a_scale(
+    targets: Sequence[str], excluded: Sequence[str], saved: Sequence[str], places: Iterable[str], scaled: Sequence[str]
+) -> list[str]:  # fmt: skip
+    """The target_modules of an IA3 that its file has no scale for."""
+    if targets == "all-linear":
+        return []
+    patterns = Patterns()
+    return [
+        path for path in places
+        if path not in scaled and _is_named(path, targets, patterns) and not _is_out(path, excluded, saved, patterns)
+    ]  # fmt: skip
+
+
+def _is_out(path: str, excluded: Sequence[str], saved: Sequence[str], patterns: Patterns) -> bool:
+    """Excluded by name, or replaced as a whole."""
+    return _is_named(path, excluded, patterns) or any(f".{name}." in f".{path}." for name in saved)
+
+
 def _is_target(path: str, wanted: PeftOptions, patterns: Patterns) -> bool:
     """As peft decides it: a text is a pattern, a list has the ends of paths, and only a list is limited to layers."""
-    if _is_named(path, wanted.exclude_modules or (), patterns):
-        return False
-    if any(f".{name}." in f".{path}." for name in wanted.modules_to_save or ()):
+    if _is_out(path, wanted.exclude_modules or (), wanted.modules_to_save or (), patterns):
         return False
     targets, layers = wanted.target_modules or (), wanted.layers_to_transform
     if wanted.all_linear:

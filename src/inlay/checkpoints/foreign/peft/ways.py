@@ -36,7 +36,7 @@ from inlay.checkpoints.foreign.heads import logits_weight
 from inlay.checkpoints.foreign.peft.heads import check_head, head_tensors, saved_modules
 from inlay.checkpoints.foreign.peft.keys import ROOT, places_of, whole_places, without_saved
 from inlay.checkpoints.foreign.peft.options import CONFIG, NOTES, PICKLE, SAFE
-from inlay.checkpoints.foreign.peft.targets import saved_by
+from inlay.checkpoints.foreign.peft.targets import saved_by, without_a_scale
 from inlay.config import Config
 from inlay.errors import ConfigError
 from inlay.host.heads import Head
@@ -93,8 +93,9 @@ def read(
     with blaming(folder.path):
         method: Method
         if kind == "IA3":
-            saving = options(IA3Options, told, folder / CONFIG).modules_to_save
-            method, values, used = _ia3(anatomy, folder, found)
+            scaling = options(IA3Options, told, folder / CONFIG)
+            saving = scaling.modules_to_save
+            method, values, used = _ia3(anatomy, folder, found, scaling)
         else:
             wanted = options(InFrontOptions, told, folder / CONFIG)
             saving = (*(wanted.modules_to_save or ()), *CLASSIFIERS)
@@ -147,7 +148,9 @@ def _layers(anatomy: Anatomy) -> list[Place]:
     return anatomy.attention_places("self_attention")
 
 
-def _ia3(anatomy: Anatomy, folder: Folder, found: Tensors) -> tuple[Method, Tensors, set[str]]:
+def _ia3(
+    anatomy: Anatomy, folder: Folder, found: Tensors, wanted: IA3Options
+) -> tuple[Method, Tensors, set[str]]:  # fmt: skip
     whole = whole_places(anatomy)
     inputs = {place.module: place for place in anatomy.places.values() if place.acts == "input"}
     values: Tensors = {}
@@ -164,6 +167,12 @@ def _ia3(anatomy: Anatomy, folder: Folder, found: Tensors) -> tuple[Method, Tens
         chosen[place.id] = place
     if not used:
         problems.append("it has no ia3_l")
+    paths = [key.removeprefix(ROOT).removesuffix(".ia3_l") for key in used]
+    excluded, saved = wanted.exclude_modules or (), wanted.modules_to_save or ()
+    problems += [
+        f"{path} is among the target_modules, but its tensors are missing"
+        for path in without_a_scale(wanted.target_modules or (), excluded, saved, whole, paths)
+    ]
     if problems:
         raise misfit(folder.path, problems)
     kinds = dict.fromkeys(place.kind for place in chosen.values())
