@@ -83,6 +83,15 @@ def test_labels_of_own_rows_are_found_and_shown(tmp_path):
     assert "labels found: 1, 2, 3" in prepared.notes
 
 
+def test_f1_of_three_labels_is_refused(tmp_path):
+    """It would be that of the last one alone, and look like that of all."""
+    file = write(tmp_path / "t.jsonl", some(40, ("a", "b", "c")))
+    for labels in (None, ("a", "b", "c")):
+        with pytest.raises(DataError, match="f1 is about one of two labels, but own has 3: a, b, c. Use macro_f1"):
+            prepare(Data(train_file=file, labels=labels, metrics=("f1",)))
+    assert prepare(Data(train_file=write(tmp_path / "t.jsonl", some(40)), metrics=("f1",))).task.main == "f1"
+
+
 def test_columns_may_be_templates(tmp_path):
     rows = [{"q": f"why {i}", "a": "so", "ok": i % 2 == 0} for i in range(20)]
     prepared = prepare(Data(train_file=write(tmp_path / "t.jsonl", rows), text="{q}? {a}", label="ok"))

@@ -103,6 +103,15 @@ def settled(task: Task, table: Table) -> tuple[Task, list[str]]:
     return task, notes
 
 
+def check_metrics(task: Task) -> None:
+    """F1 of one label says nothing of three: nobody has said which of them it is about."""
+    if "f1" in task.metrics and task.positive is None and len(task.labels) > 2:
+        raise DataError(
+            f"metric f1 is about one of two labels, but {task.name} has {len(task.labels)}: {', '.join(task.labels)}. "
+            f"Use macro_f1."
+        )
+
+
 def check_columns(table: Table, columns: Sequence[str]) -> None:
     """Every column that is read must be there; all that are not are named, with the nearest."""
     there = table.columns

@@ -17,7 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inlay.data.errors import DataError
-from inlay.data.examples import Example, check_classes, examples, grouped, label_text, one_per_answer, settled
+from inlay.data.examples import (
+    Example,
+    check_classes,
+    check_metrics,
+    examples,
+    grouped,
+    label_text,
+    one_per_answer,
+    settled,
+)
 from inlay.data.rows import Table
 from inlay.data.sources import Data, read_splits
 from inlay.data.task import Task
@@ -80,6 +89,8 @@ def prepare(data: Data, known: Task | None = None) -> Prepared:
         tables["train"] = _of_each_class(tables["train"], task, data.per_class, data.rows_seed)
         notes.append(f"{data.per_class} training rows of each label drawn with seed {data.rows_seed}")
     task, found = settled(task, tables["train"])
+    if known is None:  # what is trained is measured as it was
+        check_metrics(task)
     task, left_out = measurable(task)
     found += left_out
     if data.demonstrations:
