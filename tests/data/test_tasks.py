@@ -92,6 +92,12 @@ def test_f1_of_three_labels_is_refused(tmp_path):
     assert prepare(Data(train_file=write(tmp_path / "t.jsonl", some(40)), metrics=("f1",))).task.main == "f1"
 
 
+def test_groups_that_nobody_named_are_not_measured(tmp_path):
+    """All rows would be one group, of which 1 wrong answer makes 0."""
+    with pytest.raises(DataError, match="group_exact_match is about groups of rows, and own has none"):
+        prepare(Data(train_file=write(tmp_path / "t.jsonl", some(40)), metrics=("accuracy", "group_exact_match")))
+
+
 def test_columns_may_be_templates(tmp_path):
     rows = [{"q": f"why {i}", "a": "so", "ok": i % 2 == 0} for i in range(20)]
     prepared = prepare(Data(train_file=write(tmp_path / "t.jsonl", rows), text="{q}? {a}", label="ok"))

@@ -104,12 +104,14 @@ def settled(task: Task, table: Table) -> tuple[Task, list[str]]:
 
 
 def check_metrics(task: Task) -> None:
-    """F1 of one label says nothing of three: nobody has said which of them it is about."""
+    """F1 of one label says nothing of three: nobody has said which of them it is about. Groups need a column."""
     if "f1" in task.metrics and task.positive is None and len(task.labels) > 2:
         raise DataError(
             f"metric f1 is about one of two labels, but {task.name} has {len(task.labels)}: {', '.join(task.labels)}. "
             f"Use macro_f1."
         )
+    if "group_exact_match" in task.metrics and task.group is None:
+        raise DataError(f"metric group_exact_match is about groups of rows, and {task.name} has none. Leave it out.")
 
 
 def check_columns(table: Table, columns: Sequence[str]) -> None:
