@@ -75,6 +75,22 @@ def test_members_of_one_name_fuse_and_a_run_gives_its_own_name(inlay_here, train
     assert json.loads(inlay_here("eval", "runs/a fused", "--json"))["scores"] == scores_of(run)
 
 
+def test_own_rows_of_one_name_are_tasks_of_their_own_in_a_matrix(inlay_here, trained, place):
+    """Both are called own, and have the same labels: the one's rows are not the other's column."""
+    turned = {"positive": "negative", "negative": "positive"}
+    for name in ("train", "validation"):
+        told = [json.loads(line) for line in (place / f"{name}.jsonl").read_text().splitlines()]
+        write_rows(place / f"{name}-turned.jsonl", [row | {"label": turned[row["label"]]} for row in told])
+    words = [word.replace(".jsonl", "-turned.jsonl") for word in DATA]
+    inlay_here("train", *words, "--options", "reduction=2", "--out", "turned", "--quiet")
+    found = json.loads(inlay_here("eval", "runs/a", "runs/b", "turned", "--json"))
+    assert found["tasks"] == ["own of runs/a", "own of turned"]
+    assert found["states"][2]["scores"]["own of turned"] == scores_of(place / "turned")
+    compared = json.loads(inlay_here("eval", "--matrix", "runs/a", "runs/b", "turned", "--json"))["scores"]
+    runs = {task: ways["single"]["runs"] for task, ways in compared.items()}
+    assert runs == {"own of runs/a": ["runs/a", "runs/b"], "own of turned": ["turned"]}
+
+
 def test_a_report_of_odd_labels_and_of_a_metric_that_is_not_defined(inlay_here, place):
     odd = {"positive": "<script>alert(1)</script> $x_$", "negative": "日本語"}
     write_rows(place / "odd.jsonl", [row | {"label": odd[row["label"]]} for row in rows(32)])

@@ -18,7 +18,7 @@ from typing import Any
 
 from inlay.data.task import Task
 from inlay.errors import ConfigError
-from inlay.runs.folder import Run, TaskRun, finished_runs, run_at
+from inlay.runs.folder import Run, TaskRun, finished_runs, run_at, task_names
 from inlay.runs.use import open_for_use
 from inlay.training.evaluate import ask
 
@@ -106,14 +106,14 @@ def compare(paths: Sequence[Path], split: str | None = None, rows: int | None = 
             f"none of these runs was trained alone, so there is nothing to compare {', '.join(set(ways.values()))} "
             f"with. Give a run of one task as well, as `inlay train --task …` makes it."
         )
-    tasks: dict[str, Task] = {}
+    names, tasks = task_names(runs), dict[str, Task]()
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for run in runs:
-        task = Task(**run.record()["task"])
-        first = tasks.setdefault(task.name, task)
+        task, name = Task(**run.record()["task"]), names[run.address]
+        first = tasks.setdefault(name, task)
         if (first.labels, first.main) != (task.labels, task.main):
-            raise ConfigError(f"{run.address}: its task {task.name!r} has other labels or another metric than before.")
-        found.setdefault((task.name, ways[run.address]), []).append((_score(run, split, rows), run.address))
+            raise ConfigError(f"{run.address}: its task {name!r} has other labels or another metric than before.")
+        found.setdefault((name, ways[run.address]), []).append((_score(run, split, rows), run.address))
     cells = {
         at: Cell(sum(score for score, _ in each) / len(each), tuple(name for _, name in each))
         for at, each in found.items()

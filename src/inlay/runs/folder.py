@@ -19,7 +19,8 @@ import json
 import platform
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,24 @@ def finished_runs(paths: Iterable[str | Path]) -> list[Run]:
     if unfinished:
         raise CheckpointError(f"not finished: {', '.join(unfinished)}. Go on: inlay train --resume {unfinished[0]}")
     return runs
+
+
+def task_names(runs: Sequence[Run]) -> dict[str, str]:
+    """What to call each run's task, by the run's address; where one name is that of several, with its first run."""
+    firsts: dict[tuple[str, ...], Run] = {}
+    keys = {run.address: _asks(run) for run in runs}
+    for run in runs:
+        firsts.setdefault(keys[run.address], run)
+    count = Counter(name for name, *_ in firsts)
+    return {at: key[0] if count[key[0]] == 1 else f"{key[0]} of {firsts[key].address}" for at, key in keys.items()}
+
+
+def _asks(run: Run) -> tuple[str, ...]:
+    """What tells a task from others of its name: own rows are often all called own."""
+    record, settings = run.record(), run.config()
+    source = settings.get(f"{record.get('judged')}_file") or settings.get("train_file") or settings.get("hub")
+    task = record["task"]
+    return task["name"], str(source), *(str(task.get(field)) for field in ("kind", "label", "labels"))
 
 
 def _is_entry(entry: Any) -> bool:

@@ -21,7 +21,7 @@ from inlay.host.heads import Head
 from inlay.host.setup import Stack
 from inlay.host.verbs import activate, add, inlays_of
 from inlay.methods.head import HeadOnly
-from inlay.runs.folder import Run, finished_runs
+from inlay.runs.folder import Run, finished_runs, task_names
 from inlay.runs.use import Opened, codec_for, open_for_use, set_in
 from inlay.training.evaluate import ask
 from inlay.training.workbench import Workbench
@@ -53,15 +53,19 @@ def matrix(paths: Sequence[Path], split: str | None = None) -> Matrix:
     A joint run is a state for each of its tasks.
     """
     runs = finished_runs(paths)
+    names = task_names(runs)
     askers: dict[str, Run] = {}
     for run in runs:
-        askers.setdefault(run.record()["task"]["name"], run)
-    scores = tuple(tuple(_score(run, asker, split) for asker in askers.values()) for run in runs)
+        askers.setdefault(names[run.address], run)
+    scores = tuple(
+        tuple(_score(run, asker, split, names[run.address] == name) for name, asker in askers.items()) for run in runs
+    )
     return Matrix(tuple(run.address for run in runs), tuple(askers), scores)
 
 
-def _score(state: Run, asker: Run, split: str | None) -> dict[str, float]:
-    same = state.record()["task"] == asker.record()["task"]
+def _score(state: Run, asker: Run, split: str | None, own: bool) -> dict[str, float]:
+    """own: whether the asker's task is the state's own."""
+    same = own and state.record()["task"] == asker.record()["task"]
     opened = open_for_use(state.address) if same else _with_head(state, asker)
     _, rows = opened.rows(split, None)
     encoded = opened.codec.encode(rows)
