@@ -20,6 +20,14 @@ def test_a_tsv_with_a_writers_quotes(tmp_path):
     assert read_table(file).rows[0]["text"] == "two\nlines\tand a tab"
 
 
+@pytest.mark.parametrize("form", ["latin1", "utf-16"])
+def test_another_encoding_is_refused_with_what_converts_it(tmp_path, form):
+    """Excel writes its Unicode text as UTF-16, which read as latin1 would be noise."""
+    (tmp_path / "a.csv").write_bytes("text,label\ncafé,x\n".encode(form))
+    with pytest.raises(DataError, match=f"iconv -f {form} -t utf-8"):
+        read_table(tmp_path / "a.csv")
+
+
 def test_a_cell_of_any_length(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\n" + "w " * 200_000 + ",x\n")
     assert len(read_table(tmp_path / "a.csv").rows[0]["text"]) == 400_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -101,9 +102,10 @@ def decoded(data: bytes, source: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
+        form = "utf-16" if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
         raise DataError(
             f"{source}, line {line}: byte {data[error.start]:#04x} is not UTF-8. Convert the file, for instance with: "
-            f"iconv -f latin1 -t utf-8"
+            f"iconv -f {form} -t utf-8"
         ) from None
 
 
