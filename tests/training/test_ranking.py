@@ -13,7 +13,7 @@ from inlay.data.examples import Example, examples
 from inlay.data.metrics import score
 from inlay.data.rows import Table
 from inlay.runs.settings import Settings
-from inlay.runs.train import train_run
+from inlay.runs.train import get_ready, train_run
 from inlay.runs.use import open_for_use
 from inlay.training import ranking
 from inlay.training.codec import Answer, Codec
@@ -70,6 +70,18 @@ def test_what_is_no_number_counts_minus_one():
     example = Example((("a", None),), 1.0)
     codec = t5(builtin_tasks()["stsb"])
     assert [codec.decode(said, example).prediction for said in ("2.4", "two", "nan")] == [2.4, -1.0, -1.0]
+
+
+def test_labels_that_the_host_cannot_write_are_noted(tmp_path):
+    """They would be wrong in every row, whatever was learned, and nothing would say why."""
+    turned = {"positive": "positive", "negative": "<5"}
+    rows_of = [row | {"label": turned[row["label"]]} for row in rows(40)]
+    files = {"train_file": tmp_path / "t.jsonl", "host": str(save_t5(tmp_path / "t5")), "out": tmp_path / "run"}
+    write_rows(files["train_file"], rows_of)
+    note = "the host cannot write '<5'"
+    assert note in get_ready(Settings(**files)).notes[-1]
+    for way in ({"answers": "index", "labels": ("positive", "<5")}, {"answering": "ranking"}):
+        assert not any(note in told for told in get_ready(Settings(**files, **way)).notes)
 
 
 def test_answers_are_words_unless_the_index_is_asked_for():

@@ -45,7 +45,7 @@ from inlay.runs.facts import (
 from inlay.runs.folder import RECORD, Run
 from inlay.runs.job import Finishing, Job
 from inlay.runs.joint_settings import JointSettings, given_to_all, single_mode
-from inlay.runs.ready import check_trackers, codec_for, few_to_validate, with_room
+from inlay.runs.ready import check_trackers, codec_for, few_to_validate, with_room, with_unwritable
 from inlay.runs.report import write_joint_report
 from inlay.runs.settings import PATHS, Settings, useless, useless_here
 from inlay.runs.start import method_of, norms_of
@@ -222,7 +222,7 @@ def get_ready_jointly(
         codec = codec_for(benches[name], own, each.prepared)
         if text:
             own, codec = with_room(bench.host, own, codec, each.prepared)
-        jobs[name] = Job(own, each.prepared, bench.host, codec, names[name])
+        jobs[name] = Job(own, with_unwritable(codec, each.prepared), bench.host, codec, names[name])
     return JointJob(settings, bench.host, jobs, found.sampling)
 
 

@@ -74,7 +74,7 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     codec = codec_for(bench, settings, found.prepared)
     if bench.form == "text":
         settings, codec = with_room(bench.host, settings, codec, found.prepared)
-    return Job(settings, found.prepared, bench.host, codec, name)
+    return Job(settings, with_unwritable(codec, found.prepared), bench.host, codec, name)
 
 
 def _as_few(settings: Settings, found: _Found) -> tuple[Settings, _Found]:
@@ -112,6 +112,17 @@ def with_room(host: PreTrainedModel, settings: Settings, codec: Codec, prepared:
     most = settings.max_new_tokens or longest_answer(train) + NEW_TOKENS
     settings = settings.model_copy(update={"max_new_tokens": most})
     return settings, replace(codec, generation=settings.generation())
+
+
+def with_unwritable(codec: Codec, prepared: Prepared) -> Prepared:
+    """With a note of the labels that the host cannot write: it would never be right about them."""
+    if not (labels := codec.unwritable()):
+        return prepared
+    note = (
+        f"the host cannot write {', '.join(map(repr, labels))}, so that no answer to such rows is right: use "
+        f"`answers` index, `answering` ranking, or other labels"
+    )
+    return replace(prepared, notes=(*prepared.notes, note))
 
 
 def codec_for(bench: Workbench, settings: Settings, prepared: Prepared) -> Codec:

@@ -228,6 +228,14 @@ class Codec:
             return example.choices
         return [f"{'choice' if self.task.answers == 'words' else ''}{i}" for i in range(len(example.texts))]
 
+    def unwritable(self) -> list[str]:
+        """Labels that the host cannot write, because its tokenizer gives back another text: T5 has no < and no 日."""
+        words = self.form == "text" and self.words is None and self.task.kind == "classification"
+        if not words or self.task.answers == "index" or self.answering == "ranking":
+            return []
+        back = self.tokenizer.batch_decode(self.tokenizer(list(self.task.labels)).input_ids, skip_special_tokens=True)
+        return [label for label, text in zip(self.task.labels, back, strict=True) if text.strip() != label]
+
     def decode(self, said: str, example: Example) -> Answer:
         """A generated text as an answer to an example; what is none of its labels, or no number, is -1."""
         said = said.strip()
