@@ -119,6 +119,9 @@ def test_choices_may_be_several_columns_as_csv_has_them(tmp_path):
     assert prepared.train[0].target == 1
     with pytest.raises(DataError, match="no column 'c'"):
         prepare(Data(train_file=file, kind="choice", text="q", choices="a,c", label="right"))
+    file.write_text("q,a,b,right\n" + "why?,so,or so,²\n" * 20, encoding="utf-8")
+    with pytest.raises(DataError, match="not the index"):
+        prepare(Data(train_file=file, kind="choice", text="q", choices="a,b", label="right"))
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,8 @@ def test_marks_and_means_of_a_comparison() -> None:
     assert table[1] == ("b (f1)", "50.00", "40.00 ▼ −10.00", "50.29   +0.29")
     assert table[2] == ("c (f1)", "10.00", "—", "—")
     assert table[3] == ("mean of the 2 with all", "60.00", "54.85 ▼ −5.15", "60.30   +0.29")
+    _, fewer = Comparison({"a": "ter"}, ("single", "multi-task", "MT-A"), cells).table()
+    assert fewer[0] == ("a (ter)", "70.00", "69.70 ▲ −0.30", "70.30 ▼ +0.30"), "fewer mistakes are the better"
 
 
 def test_what_cannot_be_compared_is_refused(trained: dict[str, Run], capsys: pytest.CaptureFixture[str]) -> None:

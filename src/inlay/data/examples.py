@@ -365,7 +365,7 @@ def _right(value: Any, choices: list[Any]) -> list[int]:
             raise DataError(f"none of the answers {value!r} is among the choices")
         return found
     text = label_text(value)
-    if not text.isdigit() or int(text) >= len(choices):
+    if not text.isdecimal() or int(text) >= len(choices):
         raise DataError(f"label {value!r} is not the index of one of {len(choices)} choices (0 to {len(choices) - 1})")
     return [int(text)]
 

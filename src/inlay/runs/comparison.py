@@ -21,6 +21,7 @@ from inlay.errors import ConfigError
 from inlay.runs.folder import Run, TaskRun, finished_runs, run_at, task_names
 from inlay.runs.use import open_for_use
 from inlay.training.evaluate import ask
+from inlay.training.recipe import LOWER_IS_BETTER
 
 MARK = 0.3
 """Points from which on a difference is marked."""
@@ -73,7 +74,8 @@ class Comparison:
         base = self.ways[0]
 
         def cell(task: str, way: str) -> str:
-            return _shown(self.score(task, way), self.points(task, way), way == base)
+            lower = self.tasks[task] in LOWER_IS_BETTER
+            return _shown(self.score(task, way), self.points(task, way), way == base, lower)
 
         rows = [(f"{task} ({metric})", *(cell(task, way) for way in self.ways)) for task, metric in self.tasks.items()]
         if means := self.means():
@@ -159,11 +161,13 @@ def _difference(score: float | None, base: float | None) -> float | None:
     return None if score is None or base is None else round(100 * (score - base), 6)
 
 
-def _shown(score: float | None, points: float | None, base: bool) -> str:
+def _shown(score: float | None, points: float | None, base: bool, lower: bool = False) -> str:
+    """lower: less is the better."""
     if score is None:
         return "—"
     if base or points is None:
         return f"{100 * score:.2f}"
-    mark = "▲" if points >= MARK else "▼" if points <= -MARK else " "
+    gain = -points if lower else points
+    mark = "▲" if gain >= MARK else "▼" if gain <= -MARK else " "
     sign = "+" if points >= 0 else "−"
     return f"{100 * score:.2f} {mark} {sign}{abs(points):.2f}"
