@@ -154,3 +154,16 @@ def test_the_demos_words_are_of_the_seeds_that_were_asked_for(tool):
     every, some = tool.told(folder).splitlines(), tool.told(folder, "0,1,2", "fused,full").splitlines()
     assert "seeds are few" not in "".join(every)
     assert sum("3 seeds are few" in line and "over full fine-tuning" in line for line in some) == 2
+
+
+def test_runs_that_are_far_below_are_named_one_by_one(tool, monkeypatch, tmp_path):
+    told = (
+        "host,rows,task,way,seed,state,score,validation,cell\n"
+        "h,50,a,l,0,done,70.0,60.0,x\nh,50,a,f,0,done,67.5,61.0,low\nh,50,b,l,0,done,70.0,60.0,x\n"
+        "h,50,b,f,0,done,68.5,61.0,near\nh,50,a,g,0,done,10.0,61.0,other\nh,50,c,f,0,done,10.0,1.0,alone\n"
+    )
+    monkeypatch.setattr(tool, "_inlay", lambda *arguments: told)
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "low.json").write_text('{"best_step": 24}')
+    found = [line.split() for line in tool.far(str(tmp_path), "l", "f").splitlines()[1:]]
+    assert found == [["f", "50", "a", "0", "-2.5", "+1.0", "24"]]

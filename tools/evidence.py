@@ -3,6 +3,7 @@
     python tools/evidence.py                             # write them anew
     python tools/evidence.py --check                     # exit with 1 where a page says something else
     python tools/evidence.py below evidence/few-labels logreg    # every run against another way with the same rows
+    python tools/evidence.py far evidence/few-labels logreg full,single    # its runs that are far below, one by one
     python tools/evidence.py spent evidence/few-labels   # how long its runs took
     python tools/evidence.py told evidence/demo 0,1,2    # what the demo says below its table, of these seeds
     python tools/evidence.py step evidence/compacter-efficiency-small full    # what a training step costs, as counted
@@ -29,6 +30,8 @@ from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+
+from inlay.storage.plain_json import read_json
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "evidence").glob("*.md"))]
@@ -58,12 +61,22 @@ def _width(names: Iterable[str]) -> int:
     return max((12, *map(len, names)))
 
 
+def _runs(folder: str) -> list[dict[str, str]]:
+    """Every run that is done."""
+    every = csv.DictReader(_inlay("study", "table", folder, "--format", "csv").splitlines())
+    return [row for row in every if row["state"] == "done"]
+
+
+def _of(row: dict[str, str]) -> tuple[str, ...]:
+    """What a run of another way has to be of, too, to be compared."""
+    return row["rows"], row["host"], row["task"], row["seed"]
+
+
 def below(folder: str, against: str) -> str:
     """Of each way and number of rows: how every run compares with the other way's of the same task, rows and seed."""
     scores: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
-    for row in csv.DictReader(_inlay("study", "table", folder, "--format", "csv").splitlines()):
-        if row["state"] == "done":
-            scores[row["way"]][row["rows"], row["host"], row["task"], row["seed"]] = float(row["score"])
+    for row in _runs(folder):
+        scores[row["way"]][_of(row)] = float(row["score"])
     base = scores.pop(against)
     wide = _width(scores)
     lines = [f"{'way':{wide}}  rows  runs   mean  lowest  highest  more than {FAR:.0f} points below {against}"]
@@ -73,6 +86,23 @@ def below(folder: str, against: str) -> str:
             if gains:
                 spread = f"{statistics.mean(gains):+5.1f}  {min(gains):+6.1f}  {max(gains):+7.1f}"
                 lines.append(f"{way:{wide}}  {rows:4}  {len(gains):4}  {spread}  {sum(gain < -FAR for gain in gains)}")
+    return "\n".join(lines)
+
+
+def far(folder: str, against: str, ways: str) -> str:
+    """Each run of these ways that is far below the other's: by how much, also on validation rows, and its best step."""
+    runs = _runs(folder)
+    base = {_of(row): row for row in runs if row["way"] == against}
+    wide = _width(ways.split(","))
+    lines = [f"{'way':{wide}}  rows  {'task':{wide}}  seed  judged  validation  best step"]
+    for row in (row for row in runs if row["way"] in ways.split(",") and _of(row) in base):
+        judged, chosen = (float(row[of]) - float(base[_of(row)][of]) for of in ("score", "validation"))
+        if judged < -FAR:
+            best = read_json(Path(folder) / "records" / f"{row['cell']}.json")["best_step"]
+            lines.append(
+                f"{row['way']:{wide}}  {row['rows']:4}  {row['task']:{wide}}  {row['seed']:4}  {judged:+6.1f}  "
+                f"{chosen:+10.1f}  {best:9}"
+            )
     return "\n".join(lines)
 
 
@@ -165,7 +195,7 @@ def told(folder: str, seeds: str = "", ways: str = "") -> str:
 
 
 VERBS: dict[str, Callable[..., str]] = {
-    "below": below, "metrics": metrics, "spent": spent, "step": step, "told": told, "unmoved": unmoved,
+    "below": below, "far": far, "metrics": metrics, "spent": spent, "step": step, "told": told, "unmoved": unmoved,
 }  # fmt: skip
 
 
