@@ -12,8 +12,9 @@ from inlay.data import Data, DataError, Task, builtin_tasks, prepare
 from inlay.data.examples import Example, examples
 from inlay.data.metrics import score
 from inlay.data.rows import Table
+from inlay.runs.ready import get_ready
 from inlay.runs.settings import Settings
-from inlay.runs.train import get_ready, train_run
+from inlay.runs.train import train_run
 from inlay.runs.use import open_for_use
 from inlay.training import ranking
 from inlay.training.codec import Answer, Codec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from accelerate import Accelerator
@@ -18,6 +19,19 @@ from inlay.training.loop import Diverged, accelerator_for
 from inlay.training.progress import Silent, Watcher
 
 
+@dataclass(frozen=True)
+class Course:
+    """Where a job is trained, with what, and who is told of it."""
+
+    run: Run
+    accelerator: Accelerator
+    watch: Watcher
+    finish: bool = False
+    """Train no further, and write the best state so far as the result."""
+    finishing: Finishing | None = None
+    """Is called with the result before the run is noted as finished."""
+
+
 class Work(Protocol):
     """A job of one task or of several, ready before its first step."""
 
@@ -28,14 +42,8 @@ class Work(Protocol):
 
     def check_same(self, begun: dict[str, Any], facts: dict[str, Any], allowed: Allowed) -> None: ...
 
-    def learn(
-        self,
-        run: Run,
-        accelerator: Accelerator,
-        watch: Watcher,
-        finish: bool = False,
-        finishing: Finishing | None = None,
-    ) -> None: ...
+    def learn(self, course: Course) -> None:
+        """Train, and write the result."""
 
 
 def carry_out(
@@ -54,7 +62,7 @@ def carry_out(
     check_trackers(settings.trackers)
     accelerator = accelerator_for(settings, settings.trackers, settings.out)
     if not accelerator.is_main_process:
-        ready(settings, allowed, resume=resume).learn(run, accelerator, Silent(), finish)
+        ready(settings, allowed, resume=resume).learn(Course(run, accelerator, Silent(), finish))
         return run
     with run.locked(fresh=not resume):
         if finish and not run.checkpoint.exists():
@@ -70,7 +78,7 @@ def carry_out(
         for note in job.notes:
             watch.say(note)
         try:
-            job.learn(run, accelerator, watch, finish, finishing)
+            job.learn(Course(run, accelerator, watch, finish, finishing))
         except Interrupted:
             run.note(status="interrupted")
             raise

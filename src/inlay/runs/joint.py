@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from accelerate import Accelerator
 from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.checkpoints.manifest import read_manifest
@@ -31,7 +30,7 @@ from inlay.errors import ConfigError, InlayError
 from inlay.host.verbs import NAME, activate, inlays_of, train
 from inlay.methods import Method
 from inlay.runs.allowed import Allowed
-from inlay.runs.carry_out import carry_out
+from inlay.runs.carry_out import Course, carry_out
 from inlay.runs.facts import (
     check_same,
     check_same_host,
@@ -123,32 +122,24 @@ class JointJob:
                 raise ConfigError(f"{name}: {error}") from None
         check_same_host(begun, facts, allowed)
 
-    def learn(
-        self,
-        run: Run,
-        accelerator: Accelerator,
-        watch: Watcher,
-        finish: bool = False,
-        finishing: Finishing | None = None,
-    ) -> None:
-        """Train, and write the result."""
-        settings = self.settings
+    def learn(self, course: Course) -> None:
+        settings, run, accelerator = self.settings, course.run, course.accelerator
         if settings.trackers:
             accelerator.init_trackers("inlay", config={"tasks": ", ".join(self.jobs), "seed": settings.seed})
         loop = JointLoop(
             self.host, [self._lesson(name, job) for name, job in self.jobs.items()], settings, sampling=self.sampling,
             mixed=settings.mixed, steps_per_epoch=settings.steps_per_epoch, stop_on=settings.stop_on,
             host_lr=settings.host_lr, accelerator=accelerator, checkpoint=run.checkpoint, log=run.log,
-            rewind=run.forget_after, watch=watch, title="joint", finish_now=finish,
+            rewind=run.forget_after, watch=course.watch, title="joint", finish_now=course.finish,
         )  # fmt: skip
         outcome = loop.run()
         judged = {}
         for lesson in loop.lessons:
             lesson.enter()
             known = outcome.answers_of.get(lesson.name)
-            judged[lesson.name] = judge(self.jobs[lesson.name], known, accelerator, watch)
+            judged[lesson.name] = judge(self.jobs[lesson.name], known, accelerator, course.watch)
         if accelerator.is_main_process:
-            _finish(self, run, outcome, judged, finishing)
+            _finish(self, run, outcome, judged, course.finishing)
         accelerator.end_training()
 
     def _lesson(self, name: str, job: Job) -> Lesson:

@@ -14,7 +14,7 @@ from inlay.checkpoints.manifest import read_manifest
 from inlay.checkpoints.ours import save
 from inlay.errors import CheckpointError
 from inlay.runs.allowed import Allowed
-from inlay.runs.carry_out import carry_out
+from inlay.runs.carry_out import Course, carry_out
 from inlay.runs.facts import check_same, facts_of, files_of, how_it_went, noted
 from inlay.runs.folder import Run, inlay_in
 from inlay.runs.job import Finishing, Job
@@ -67,15 +67,8 @@ class _Single:
     def check_same(self, begun: dict[str, Any], facts: dict[str, Any], allowed: Allowed) -> None:
         check_same(begun, facts, allowed)
 
-    def learn(
-        self,
-        run: Run,
-        accelerator: Accelerator,
-        watch: Watcher,
-        finish: bool = False,
-        finishing: Finishing | None = None,
-    ) -> None:
-        job = self.job
+    def learn(self, course: Course) -> None:
+        job, run, accelerator = self.job, course.run, course.accelerator
         if job.settings.trackers:
             accelerator.init_trackers("inlay", config={"task": job.prepared.task.name, "seed": job.settings.seed})
         if accelerator.is_main_process:
@@ -91,14 +84,14 @@ class _Single:
             checkpoint=run.checkpoint,
             log=run.log,
             rewind=run.forget_after,
-            watch=watch,
+            watch=course.watch,
             title=job.name or "host",
-            finish_now=finish,
+            finish_now=course.finish,
         )
         outcome = loop.run()
-        judged, answers = judge(job, outcome.answers, accelerator, watch)
+        judged, answers = judge(job, outcome.answers, accelerator, course.watch)
         if accelerator.is_main_process:
-            _finish(job, run, outcome, judged, answers, finishing)
+            _finish(job, run, outcome, judged, answers, course.finishing)
         accelerator.end_training()
 
 
