@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import inlay
 from inlay.cli import app, main
 from inlay.cli.app import VERBS
+from inlay.runs.use import open_for_use
 from tests.cli.words import DATA
 from tests.training.small import rows, write_rows
 
@@ -307,6 +309,10 @@ def test_validate_checks_a_joint_config(inlay_here, place):
 def test_full_fine_tuning_keeps_its_host(inlay_here, place):
     inlay_here("train", *DATA, "--mode", "full", "--name", "all", "--out", "runs/full", "--quiet")
     assert json.loads(inlay_here("eval", "runs/full", "--json"))["scores"] == scores_of(place / "runs" / "full")
+    with pytest.raises(
+        inlay.ConfigError, match="has a host of its own, which was trained, and can be used with no oth"
+    ):
+        open_for_use(place / "runs" / "full", str(place / "host"))
 
 
 def test_demo_refuses_a_folder_that_is_not_empty(inlay_cli):

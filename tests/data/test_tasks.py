@@ -198,6 +198,17 @@ def test_splits(tmp_path):
     assert [len(held.train), len(held.validation)] == [54, 6]
 
 
+def test_compacters_splits_of_a_large_set_need_more_rows_than_they_hold_out(tmp_path):
+    rows = [{"text": f"t{i}", "label": i % 2} for i in range(1010)]
+    write(tmp_path / "sst2" / "train.jsonl", rows)
+    write(tmp_path / "sst2" / "validation.jsonl", rows[:2])
+    said = Data(task="sst2", data_dir=tmp_path, splits="compacter")
+    assert [len(prepare(said).train), len(prepare(said).validation)] == [10, 1000]
+    write(tmp_path / "sst2" / "train.jsonl", rows[:1000])
+    with pytest.raises(DataError, match=r"holds out 1,000 training rows of sst2, and .* has 1,000. Use splits held"):
+        prepare(said)
+
+
 def test_imdb_is_validated_on_held_out_rows_and_judged_on_its_test_rows(tmp_path):
     rows = [{"text": f"t{i}", "label": ("neg", "pos")[i % 2]} for i in range(40)]
     write(tmp_path / "imdb" / "train.jsonl", rows)

@@ -644,6 +644,20 @@ def test_keys_of_cross_attention_are_the_encoders_tokens() -> None:
         assert found.tokens_seen["decoder.0.cross_q"] == int((labels != -100).sum())
 
 
+def test_the_output_layer_of_an_encoder_decoder_sees_what_is_written() -> None:
+    host = writer("t5")
+    for seed, name in enumerate("ab"):
+        inlay.add(host, name, inlay.LoRA(rank=2, targets=("q", "linear")))
+        shake(host, name, seed)
+    inlay.add_fusion(host, "f", ["a", "b"])
+    shake(host, "f", 5)
+    labels = torch.randint(3, 50, (3, 7))  # as many as the encoder's
+    labels[0, 2:] = -100
+    found = inlay.fusion_activations(host, "f", [batch() | {"labels": labels}])
+    assert found.tokens_seen["linear.lm_head"] == int((labels != -100).sum()) == 16
+    assert found.tokens_seen["encoder.0.q"] == int(batch()["attention_mask"].sum()) == 18
+
+
 def test_activations_count_real_tokens_only() -> None:
     host = fused_host()
     whole = inlay.fusion_activations(host, "f", [batch()], per_token=True)

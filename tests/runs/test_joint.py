@@ -206,6 +206,9 @@ def test_what_cannot_be_compared_is_refused(trained: dict[str, Run], capsys: pyt
     with pytest.raises(SystemExit):
         main(["eval", "--matrix", "runs/a", "--file", "rows.jsonl"])
     assert "--file can be given for one run only" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["eval", "runs/a", "runs/b", "--no-repeat-ngram", "0"])
+    assert "--no-repeat-ngram can be given for one run only" in capsys.readouterr().err
 
 
 def test_everything_that_is_wrong_is_said_at_once_and_nothing_is_written(place: Path, tmp_path: Path) -> None:

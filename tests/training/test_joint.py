@@ -327,6 +327,7 @@ def test_a_metric_that_says_nothing_does_not_choose_for_the_others(place, monkey
     outcome = loop.run()
     assert outcome.best_step == 24
     assert outcome.scores["b/accuracy"] == 0.5
+    assert [entry["validation_mean"] for entry in outcome.history] == [0.05, 0.1, 0.15, 0.2, 0.25]
 
 
 def test_a_loss_and_a_metric_have_no_mean(place):

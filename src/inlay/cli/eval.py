@@ -51,7 +51,7 @@ def work(
     from inlay.training.threads import use_threads
 
     use_threads(threads)
-    given = [f"--{name.replace('_', '-')}" for name, value in one.items() if value not in (None, False)]
+    given = [f"--{name.replace('_', '-')}" for name, value in one.items() if value is not None and value is not False]
     if matrix and [flag for flag in given if flag != "--eval-rows"]:
         raise click.UsageError(f"{', '.join(given)} can be given for one run only, not with --matrix.")
     if matrix:

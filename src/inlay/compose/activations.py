@@ -105,8 +105,8 @@ def real_tokens(model: PreTrainedModel, batch: Mapping[str, Any], weights: Tenso
     """1 at real tokens (B, T), for the stack whose tokens the place sees: cross-attention has the encoder's as keys."""
     shape = weights.shape[:2]
     mask = batch.get("attention_mask")
-    written = site.startswith("decoder") and not site.endswith((".cross_k", ".cross_v"))
-    if model.config.is_encoder_decoder and written:
+    read = site.removeprefix("linear.").startswith("encoder") or site.endswith((".cross_k", ".cross_v"))
+    if model.config.is_encoder_decoder and not read:
         labels = batch.get("labels")
         if "decoder_input_ids" in batch:
             mask = batch.get("decoder_attention_mask")

@@ -177,6 +177,11 @@ def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str])
             half = len(tables["validation"]) // 2
             tables["test"], tables["validation"] = _drawn_apart(tables["validation"], half)
             notes.append("compacter splits: half of the validation rows are test rows")
+        elif len(tables["train"]) <= HELD_OUT:
+            there = f"{tables['train'].source} has {len(tables['train']):,}"
+            raise DataError(
+                f"compacter holds out {HELD_OUT:,} training rows of {task.name}, and {there}. Use splits held_out."
+            )
         else:
             tables["test"] = tables["validation"]
             tables["train"], tables["validation"] = _drawn_apart(tables["train"], HELD_OUT)

@@ -184,6 +184,8 @@ def open_for_use(path: str | Path, host_name: str | None = None, allowed: Allowe
 
 def _open_run(run: Run, host_name: str | None, allowed: Allowed) -> Opened:
     record = finished_record(run)
+    if run.host.is_dir() and host_name is not None:
+        raise ConfigError(f"{run.folder} has a host of its own, which was trained, and can be used with no other one.")
     host_name = str(run.host) if run.host.is_dir() else host_name or record["host"]
     bench = Workbench.open(host_name, Task(**record["task"]), trust_remote_code=allowed.trust_remote_code)
     name = set_in(bench.host, run, allowed) if record["name"] else None

@@ -313,7 +313,8 @@ class JointLoop(Loop):
         at, epochs = self.position, self.recipe.epochs or 1
         entry = super()._entry(scores, values)
         if values:
-            entry["validation_mean"] = sum(values.values()) / len(values)
+            said = [value if math.isfinite(value) else 0.0 for value in values.values()]  # as when the best is chosen
+            entry["validation_mean"] = sum(said) / len(said)
         for lesson in self.lessons:
             noted = torch.tensor(at.task_losses.get(lesson.name, [0.0, 0.0]), device=self.accelerator.device)
             summed, counted = self.accelerator.reduce(noted, "sum").tolist()

@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 import torch
+from torch import nn
 
 import inlay
 from tests.checkpoints.foreign.exports import ALL, CASES, export_all, host_and_inputs, prepare, set_in
@@ -71,6 +72,22 @@ def test_what_was_trained_in_single_precision_on_a_half_host(
     mine, theirs = host.inlays["a"].tensors(), host.inlays["again"].tensors()
     assert {tensor.dtype for tensor in mine.values()} == {torch.float32}
     assert all(torch.equal(mine[key].bfloat16(), theirs[key]) for key in mine)
+
+
+def test_a_bias_beside_a_half_hosts_keeps_the_digits_of_its_change(tmp_path: Path) -> None:
+    host = classifier()
+    for name, parameter in host.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
+    host.to(torch.bfloat16)
+    inlay.add(host, "a", inlay.LoRA(rank=2, bias="all"))
+    inlay.train(host, "a")
+    shake(host, "a")
+    inlay.export(host, "a", tmp_path / "a", "peft")
+    inlay.load(host, tmp_path / "a", name="again")
+    mine, theirs = host.inlays["a"].tensors(), host.inlays["again"].tensors()
+    for key, change in mine.items():
+        torch.testing.assert_close(theirs[key].float(), change, rtol=0.01, atol=1e-6)
 
 
 @pytest.mark.parametrize("library", ["adapters", "peft"])

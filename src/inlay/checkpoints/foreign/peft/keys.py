@@ -114,5 +114,6 @@ def as_differences(
         if bias is not None and not inside(place.module, saved):
             for key in bias_key(place.module, wrapped, host).keys:
                 if key in found and bias.shape == found[key].shape:
-                    changed[key] = found[key].to(bias) - bias
+                    wide = torch.promote_types(torch.promote_types(found[key].dtype, bias.dtype), torch.float32)
+                    changed[key] = found[key].to(bias.device, wide) - bias
     return changed
