@@ -58,9 +58,10 @@ class Projection:
 
     def sizes(self, module: nn.Module) -> tuple[int, int]:
         """(input, output) of this part of a module, a Linear or transformers' transposed Conv1D."""
-        weight: Any = module.weight
-        transposed = not hasattr(module, "in_features")
-        d_out, d_in = reversed(weight.shape) if transposed else weight.shape
+        known: Any = module
+        if hasattr(known, "in_features"):  # a quantised one packs its weight, whose shape says nothing
+            return known.in_features, known.out_features // self.parts
+        d_in, d_out = known.weight.shape
         return d_in, d_out // self.parts
 
 

@@ -91,7 +91,8 @@ class Anatomy:
         self.base = name_of(host, host.base_model)
         self.head = head_modules(host, self.base)
         self.not_norms = tuple(".".join(filter(None, (self.base, name))) for name in family.not_norms)
-        self.positions = getattr(config, "max_position_embeddings", None)
+        limit = getattr(config, "max_position_embeddings", None)
+        self.positions = limit if limit is not None and limit > 0 else None  # XLNet says -1
         self.depth, self.places, self.branches, self.stacks, self.layers = {}, {}, {}, {}, []
         self._add_layers(host, family)
         self.begins, self.told_positions = self._beginning(host)
@@ -184,10 +185,11 @@ class Anatomy:
     def _add_biases(self, host: PreTrainedModel) -> None:
         for path in biased_modules(host, self.head):
             module: Any = host.get_submodule(path)
-            like = module.bias if getattr(module, "bias", None) is not None else module.weight
+            own = module.bias if getattr(module, "bias", None) is not None else module.weight
+            width = getattr(module, "out_features", own.shape[0])
             self._add(self._with_branch(Place(
                 f"bias.{self._inner(path)}", "head_bias" if inside(path, self.head) else "bias", path,
-                d_in=like.shape[0], d_out=like.shape[0], trailing=len(getattr(module, "kernel_size", ())),
+                d_in=width, d_out=width, trailing=len(getattr(module, "kernel_size", ())),
             )))  # fmt: skip
 
     def _add_linears(self, host: PreTrainedModel) -> None:

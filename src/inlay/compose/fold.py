@@ -50,6 +50,8 @@ def fold(host: nn.Module, name: str) -> None:
 
 def _check_foldable(model: nn.Module, place: Place) -> None:
     weight: Any = model.get_submodule(place.module).weight
+    if weight.is_meta:
+        raise SetupError(f"{place.id} cannot be folded: its weight is elsewhere until the host runs (offloaded).")
     if not weight.is_floating_point() or weight.dtype.itemsize < 2:
         raise SetupError(f"{place.id} cannot be folded: its weight is quantised ({weight.dtype}).")
     owners = [name for name, m in model.named_modules() if any(p is weight for p in m._parameters.values())]

@@ -19,20 +19,23 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from inlay.anatomy.modules import name_of
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import SetupError
 from inlay.host.front import InFront, moved_positions
 from inlay.host.plan import Active, Passing, Plan, Prompted, Slot
 from inlay.host.recompute import checkpointable, forget, remember
-from inlay.host.sites import BranchInput, Hooked, LayerInput, not_checkpointed
+from inlay.host.sites import BranchInput, Hooked, LayerInput, check_sites, not_checkpointed
 
 
 class Entry(Hooked):
     """Hooks on the whole host and its base model."""
 
-    def __init__(self, host: PreTrainedModel, anatomy: Anatomy, active: Active, branches: nn.ModuleDict) -> None:
+    def __init__(
+        self, host: PreTrainedModel, anatomy: Anatomy, active: Active, branches: nn.ModuleDict, sites: nn.ModuleDict
+    ) -> None:
         super().__init__()
-        self.active, self.branches = (active,), (branches,)
+        self.active, self.branches, self.sites = (active,), (branches,), (sites,)
         self.hidden, self.mask = Slot(), Slot()
         self.real = Slot()
         """Which tokens of an encoder's texts are real, until the next forward; of a decoder's that is alone too."""
@@ -46,7 +49,7 @@ class Entry(Hooked):
         self.prompting = False
         """Whether the host is a causal decoder with tokens in front."""
         self.checkpointable = checkpointable(host)
-        self.embed = (host.get_submodule(anatomy.embeddings),)
+        self.words = _words(host)
         base = host.get_submodule(anatomy.begins)
         self.base_inputs = list(inspect.signature(base.forward).parameters)
         self.inputs = list(inspect.signature(host.forward).parameters)
@@ -72,10 +75,25 @@ class Entry(Hooked):
     def enter(self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         plan = self.active[0].plan
         _refuse_replica(host, plan)
+        if plan.setup is not None:
+            self._look_at_words(host, plan)
         if plan.rows is not None:
             self._check_rows(plan.rows, args, kwargs)
         if plan.pools:
             self.mask.put(self._given("attention_mask", args, kwargs))
+
+    def _look_at_words(self, host: nn.Module, plan: Plan) -> None:
+        """The host's first and last modules are others after its vocabulary was resized."""
+        if any(parent._modules.get(name) is not module for parent, name, module in self.words) and check_sites(
+            host, self.sites[0], plan
+        ):
+            self.words = _words(host)
+
+    @property
+    def embed(self) -> nn.Module:
+        """The host's words as vectors."""
+        parent, name, _ = self.words[0]
+        return parent._modules[name]  # type: ignore[return-value]
 
     def read(self, reader: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._remember()
@@ -128,10 +146,10 @@ class Entry(Hooked):
         goes_on = past is not None and past.get_seq_length() > 0 and not torch.is_grad_enabled()
         if goes_on and known is not None and known.plan is plan:
             return
-        weight: Tensor = self.embed[0].weight  # type: ignore[assignment]
-        passes = max((draw.passes for inlay, draw in plan.draws if inlay.training), default=1)
+        weight: Tensor = self.embed.weight  # type: ignore[assignment]
+        passes = max([1, *(draw.passes for inlay, draw in plan.draws if inlay.training)])
         rows = like.shape[0] if plan.rows is not None else passes
-        blank = weight.new_zeros(rows, 1, weight.shape[1])
+        blank = torch.zeros(rows, 1, weight.shape[1], device=like.device, dtype=weight.dtype)
         tokens = front.made(blank).to(weight.dtype)
         visible = front.visible(blank)
         prompted = Prompted(plan, visible)
@@ -184,6 +202,15 @@ class Entry(Hooked):
                         f"Rows with one part per row; with beams or other repeated rows give each=<repeats> as well."
                     )
                 return
+
+
+def _words(host: Any) -> tuple[tuple[nn.Module, str, nn.Module], ...]:
+    """The modules between words and vectors, where a host begins and ends, and where they are."""
+    found = []
+    for module in filter(None, (host.get_input_embeddings(), host.get_output_embeddings())):
+        parent, _, name = name_of(host, module).rpartition(".")
+        found.append((host.get_submodule(parent), name, module))
+    return tuple(found)
 
 
 def _refuse_replica(module: nn.Module, plan: Plan) -> None:

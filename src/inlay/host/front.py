@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from inlay.errors import SetupError
 from inlay.host.keys import Segment
 from inlay.methods.acting import in_dtype_of
 
@@ -163,11 +164,16 @@ class Longer:
         return tuple(self.cut(each) for each in x) if isinstance(x, tuple) else x
 
 
+ZERO_IN_FRONT = ("token_type_ids", "global_attention_mask")
+"""Inputs that have a number for each token, and 0 for those in front; the second is Longformer's."""
+
+
 def lengthen(
     front: InFront, inputs: dict[str, Any], embed: Callable[[Tensor], Tensor], base: nn.Module
 ) -> tuple[dict[str, Any], Longer]:  # fmt: skip
     """The inputs of an encoder with a front of tokens."""
     own = inputs.get("inputs_embeds")
+    _check_lengthened(inputs)
     own = embed(inputs["input_ids"]) if own is None else own  # (B, T, D)
     longer = Longer(front.longest, own.shape[1], front.lengths_of(own))
     made = front.made(own).to(own.dtype).expand(own.shape[0], -1, -1)
@@ -175,9 +181,10 @@ def lengthen(
     mask = longer.mask(inputs.get("attention_mask"), own)
     if mask is not None:
         grown["attention_mask"] = mask
-    if (types := inputs.get("token_type_ids")) is not None:
-        types = types.expand(own.shape[0], -1)
-        grown["token_type_ids"] = longer.join(types.new_zeros(own.shape[0], longer.ahead), types)
+    for name in ZERO_IN_FRONT:
+        if (given := inputs.get(name)) is not None:
+            given = given.expand(own.shape[0], -1)
+            grown[name] = longer.join(given.new_zeros(own.shape[0], longer.ahead), given)
     padding = _padding(base)
     if inputs.get("position_ids") is not None or (padding is not None and inputs.get("input_ids") is not None):
         ahead = longer.ahead if longer.by_row is None else longer.by_row[:, None]
@@ -185,6 +192,17 @@ def lengthen(
         before = torch.arange(longer.ahead, device=own.device) + (0 if padding is None else padding + 1)
         grown["position_ids"] = longer.join(before.expand(own.shape[0], -1), positions)
     return grown, longer
+
+
+def _check_lengthened(inputs: dict[str, Any]) -> None:
+    """Refuse inputs that have something for each token, and of which nobody knows what it is for tokens in front."""
+    known = (*ZERO_IN_FRONT, "input_ids", "inputs_embeds", "attention_mask", "position_ids")
+    like = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
+    for name, given in inputs.items():
+        if name in known or name.startswith(("encoder_", "decoder_")) or not isinstance(given, Tensor):
+            continue
+        if given.dim() > 1 and given.shape[:2] == like.shape[:2]:
+            raise SetupError(f"the host is given {name} for each token, and there is none for the tokens in front.")
 
 
 def _padding(base: nn.Module) -> int | None:

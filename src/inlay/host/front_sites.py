@@ -63,7 +63,6 @@ class TokenSite(Hooked):
     def __init__(self, host: PreTrainedModel, anatomy: Anatomy, active: Active, entry: Entry) -> None:
         super().__init__()
         self.active, self.entry = (active,), (entry,)
-        self.embed = (host.get_submodule(anatomy.embeddings),)
         self.positions = anatomy.positions
         self.longer = Passing()
         if anatomy.causal:
@@ -94,7 +93,7 @@ class TokenSite(Hooked):
         if front is None:
             return None
         inputs = dict(zip(self.names, args, strict=False)) | kwargs
-        grown, longer = lengthen(front, inputs, self.embed[0], module)
+        grown, longer = lengthen(front, inputs, self.entry[0].embed, module)
         if self.positions is not None and longer.ahead + longer.tokens > self.positions:
             raise SetupError(
                 f"{longer.ahead} tokens in front of {longer.tokens} exceed the host's {self.positions} positions."

@@ -31,6 +31,7 @@ from inlay.anatomy.modules import last_linear
 from inlay.anatomy.survey import Anatomy
 from inlay.config import Config
 from inlay.errors import ConfigError, nearest
+from inlay.host.offload import present
 
 FIXED = ("ForMultipleChoice", "ForQuestionAnswering", "ForPreTraining", "ForNextSentencePrediction")
 """Hosts whose forward counts on the number of outputs that their head has; language models do too."""
@@ -241,7 +242,8 @@ def bare_copy(module: nn.Module) -> nn.Module:
     try:
         for m in kept:
             m._forward_hooks, m._forward_pre_hooks = OrderedDict(), OrderedDict()
-        return copy.deepcopy(module).requires_grad_(True)
+        with present(module):
+            return copy.deepcopy(module).requires_grad_(True)
     finally:
         for m, (after, before) in kept.items():
             m._forward_hooks, m._forward_pre_hooks = after, before

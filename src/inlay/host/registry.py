@@ -28,10 +28,12 @@ from inlay.host.entry import Entry
 from inlay.host.front_sites import KeySite, TokenSite
 from inlay.host.heads import Head, bare_copy, build_head
 from inlay.host.keys import check_attention, name_attention
+from inlay.host.labels import Labels
+from inlay.host.offload import computes_on, offloaded, present
 from inlay.host.plan import Active, Plan
 from inlay.host.resolve import Resolver, layer_of, member_part
 from inlay.host.setup import Setup, check_setup, names_in
-from inlay.host.sites import BranchInput, HeadSite, Hooked, InputSite, LayerInput, Site, is_hooked
+from inlay.host.sites import BranchInput, HeadSite, Hooked, InputSite, LayerInput, Site, check_sites, is_hooked
 from inlay.host.weight_sites import WeightSite
 from inlay.methods.acting import Draw, Reads
 from inlay.methods.base import Method, fusion_can_read
@@ -80,23 +82,31 @@ class Inlay(nn.Module):
         """
         settled: set[nn.Module] = set()
         for place in self.method.places(anatomy):
-            like = _parameter_near(host, place.module)
-            with torch.device(device or like.device):
+            if place.acts == "weights" and offloaded(host):
+                raise SetupError(
+                    f"{self.method.kind} changes the host's weights, and those of this host are elsewhere until it "
+                    f"runs. Load it without offloading."
+                )
+            like, own = _parameter_near(host, place.module), host.get_submodule(place.module)
+            at = device or computes_on(host, like)
+            with torch.device(at):
                 part = self.method.build(place, self.shared)
             self.parts[key_of(place.id)] = part.to(like.dtype)
             for module in [module for module in self.shared.modules() if module not in settled]:
-                module.to(device or like.device, like.dtype)
+                module.to(at, like.dtype)
                 settled.add(module)
-            self.method.start(part, host.get_submodule(place.module))
+            with present(own):
+                self.method.start(part, own)
         if self.norms:
             for place in anatomy.of_kind("norm"):
                 self.parts[key_of(place.id)] = bare_copy(host.get_submodule(place.module))
         if self.head is not None:
             like = _parameter_near(host, anatomy.head[-1] if anatomy.head else "")
-            with torch.device(device or like.device):
+            at = device or computes_on(host, like)
+            with torch.device(at):
                 modules = build_head(host, anatomy, self.head)
             for place_id, part in modules.items():
-                self.parts[key_of(place_id)] = part.to(device or like.device, like.dtype)
+                self.parts[key_of(place_id)] = part.to(at, like.dtype)
         self.take_method(self.method)
         return self
 
@@ -170,20 +180,6 @@ class Folded:
         raise SetupError(f"{self.name!r} is folded into the host's weights. inlay.unfold(host) first.")
 
 
-class Original:
-    """What the host was like: its trainable parameters before the first inlay, its labels before the first own head."""
-
-    def __init__(self, host: PreTrainedModel) -> None:
-        self.requires_grad = frozenset(name for name, p in host.named_parameters() if p.requires_grad)
-        self.remember_labels(host)
-
-    def remember_labels(self, host: PreTrainedModel) -> None:
-        self.num_labels: int | None = getattr(host, "num_labels", None)
-        self.id2label: dict[int, str] | None = getattr(host.config, "id2label", None)
-        self.label2id: dict[str, int] | None = getattr(host.config, "label2id", None)
-        self.problem_type: str | None = getattr(host.config, "problem_type", None)
-
-
 class OwnConfigs:
     """Configs of the host's own: hosts that were made from one config object share it, and ours say other things.
 
@@ -220,21 +216,21 @@ class Inlays(nn.Module):
                 f"host.base_model are. Go on with that one, or inlay.strip it first."
             )
         self.anatomy = Anatomy(host)
-        self.original = Original(host)
+        self.trainable_before = frozenset(name for name, p in host.named_parameters() if p.requires_grad)
         self.all = nn.ModuleDict()
         self.sites = nn.ModuleDict()
         self.branches = nn.ModuleDict()
         self.acting = Active()
-        self.entry = Entry(host, self.anatomy, self.acting, self.branches)
-        self.labelled = False
-        """Whether the host shows the labels of an own head."""
+        self.entry = Entry(host, self.anatomy, self.acting, self.branches, self.sites)
         self.folded: Folded | None = None
         self.configs = OwnConfigs(host)
+        self.labels = Labels(host)
 
     def unhook(self) -> None:
         """Leave the host to itself: hooks off, its configs back."""
         for hooked in (*self.sites.values(), *self.branches.values(), self.entry):
             hooked.unhook()  # type: ignore[operator]
+        self.labels.put_back()
         self.configs.put_back()
 
     # names
@@ -330,7 +326,7 @@ class Inlays(nn.Module):
             check_attention(host)
         self.switch(host, plan)
         name_attention(host, self.acting.attends())  # also where the host was told to attend in another way meanwhile
-        self._show_labels(host, resolver.heads(setup))
+        self.labels.show(resolver.heads(setup))
 
     def resolve(self, host: PreTrainedModel, setup: Setup) -> Plan:
         """What a setup does, to be switched to later, as often as one likes; nothing acts yet."""
@@ -354,15 +350,9 @@ class Inlays(nn.Module):
             self[name]
         if self.folded is not None and setup != self.folded.name:
             self.folded.refuse()
-        return resolver.plan(setup, [site.path for site in self.sites.values() if isinstance(site, Site)])
-
-    def _show_labels(self, host: PreTrainedModel, heads: list[Head]) -> None:
-        labelled = any(head.names is not None for head in heads)
-        if labelled and not self.labelled:
-            self.original.remember_labels(host)
-        if labelled or self.labelled:
-            show_labels(host, heads, self.original)
-        self.labelled = labelled
+        plan = resolver.plan(setup, [site.path for site in self.sites.values() if isinstance(site, Site)])
+        check_sites(resolver.host, self.sites, plan)
+        return plan
 
     def member_part(self, name: str, place: Place) -> tuple[nn.Module, Reads] | None:
         """A member's module at a place and what it reads."""
@@ -377,31 +367,6 @@ class Inlays(nn.Module):
             changing = [part for key, part in inlay.parts.items() if self.anatomy.places[id_of(key)].changes]
             if not changing or not all(map(fusion_can_read, changing)):
                 raise SetupError(f"{member!r} ({inlay.method.kind}) has no bottleneck that a fusion could mix.")
-
-
-def show_labels(host: PreTrainedModel, heads: Iterable[Head], original: Original) -> None:
-    """Losses and pipelines of transformers ask the host for its labels: give them those of the head that is active."""
-    heads = [head for head in heads if head.names is not None]
-    names: tuple[str, ...] | None = None
-    if len({head.names for head in heads}) == 1:
-        names = heads[0].names
-    elif heads:  # Rows over several tasks: the logits are as wide as the widest
-        names = tuple(f"LABEL_{i}" for i in range(max(len(head.names or ()) for head in heads)))
-    config: Any = host.config
-    if names is None:
-        num, id2label, label2id, problem = (
-            original.num_labels,
-            original.id2label,
-            original.label2id,
-            original.problem_type,
-        )
-    else:
-        num, id2label = len(names), dict(enumerate(names))
-        label2id, problem = {name: i for i, name in id2label.items()}, heads[0].problem_type
-    if original.num_labels is not None:
-        host.num_labels = num  # type: ignore[assignment]
-    if original.id2label is not None:
-        config.id2label, config.label2id, config.problem_type = id2label, label2id, problem
 
 
 def forget_compiled() -> None:

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from inlay.anatomy.places import BranchEnd
 from inlay.errors import SetupError
-from inlay.host.plan import Active, Slot
+from inlay.host.plan import Active, Plan, Slot
 from inlay.host.recompute import original_function
 from inlay.methods.acting import Seen
 
@@ -30,10 +30,33 @@ class Hooked(nn.Module):
         self.handles.clear()
 
 
+def hooked_by(module: nn.Module) -> Iterator[Hooked]:
+    """Whose hooks a module carries, of Inlay's."""
+    for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+        if isinstance(owner := getattr(hook, "__self__", None), Hooked):
+            yield owner
+
+
 def is_hooked(host: nn.Module) -> bool:
     """Whether some module of the host carries a hook of Inlay's."""
-    hooks = (hook for m in host.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
-    return any(isinstance(getattr(hook, "__self__", None), Hooked) for hook in hooks)
+    return any(any(hooked_by(module)) for module in host.modules())
+
+
+def lost_sites(host: nn.Module, sites: nn.ModuleDict) -> list[str]:
+    """Modules that stand where others with hooks on them stood: what inlays have there cannot act."""
+    at = [site for site in sites.values() if isinstance(site, Site | InputSite)]
+    return [site.path for site in at if site not in list(hooked_by(host.get_submodule(site.path)))]
+
+
+def check_sites(host: nn.Module, sites: nn.ModuleDict, plan: Plan) -> bool:
+    """Refuse a plan for modules that were replaced; whether none was."""
+    lost = lost_sites(host, sites)
+    if needed := [path for path in lost if path in plan.steps or path in plan.inputs]:
+        raise SetupError(
+            f"{' and '.join(needed)} stands where another module stood when inlays were set in, as after "
+            f"resize_token_embeddings, so that what they have there cannot act. Resize a host before, or remove them."
+        )
+    return not lost
 
 
 class BranchInput(Hooked):

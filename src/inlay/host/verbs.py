@@ -230,7 +230,7 @@ def strip(host: nn.Module) -> None:
     inlays.unhook()
     delattr(model, ATTRIBUTE)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in inlays.original.requires_grad)
+        parameter.requires_grad_(name in inlays.trainable_before)
     forget_compiled()
 
 

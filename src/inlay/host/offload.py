@@ -1,0 +1,45 @@
+"""Hosts whose weights are elsewhere until a module runs: accelerate brings them (device_map="auto", cpu_offload)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+HOOK = "_hf_hook"
+MOVING = (HOOK, "_old_forward", "forward")
+"""What accelerate puts into a module that it moves."""
+
+
+def computes_on(host: nn.Module, weight: nn.Parameter) -> torch.device:
+    """Where what has a weight makes its outputs: where the weight is, or where it is brought when its module runs."""
+    if weight.is_meta:
+        for module in host.modules():
+            device: Any = getattr(getattr(module, HOOK, None), "execution_device", None)
+            if device is not None and any(own is weight for own in module._parameters.values()):
+                return torch.device(device)
+    return weight.device
+
+
+def offloaded(host: nn.Module) -> bool:
+    """Whether weights of the host are elsewhere."""
+    return any(_is_away(module) for module in host.modules())
+
+
+def _is_away(module: nn.Module) -> bool:
+    return bool(getattr(getattr(module, HOOK, None), "offload", False))
+
+
+@contextmanager
+def present(module: nn.Module) -> Iterator[None]:
+    """Have a module's weights here, and nothing in it that moves them, while something reads or copies it."""
+    with ExitStack() as stack:
+        for each in filter(_is_away, module.modules()):
+            hook, own = getattr(each, HOOK), vars(each)
+            hook.pre_forward(each)
+            stack.callback(hook.post_forward, each, None)
+            stack.callback(own.update, {name: own.pop(name) for name in MOVING if name in own})
+        yield

@@ -1,0 +1,234 @@
+"""Hosts whose weights are elsewhere, packed, or replaced, and what transformers saves of a host with inlays."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from accelerate import cpu_offload
+from torch import Tensor, nn
+
+import inlay
+from tests.hosts import CONFIGS, batch, classifier, logits, shake, shaken
+
+
+def writer() -> hf.PreTrainedModel:
+    return shaken(hf.AutoModelForCausalLM.from_config(CONFIGS["llama"]()))
+
+
+def offloaded(host: hf.PreTrainedModel) -> hf.PreTrainedModel:
+    cpu_offload(host, execution_device=torch.device("cpu"))
+    assert any(p.is_meta for p in host.parameters())
+    return host
+
+
+METHODS = {
+    "pfeiffer": inlay.Pfeiffer(size=4),
+    "compacter": inlay.Compacter(size=4),
+    "lora": inlay.LoRA(rank=2),
+    "ia3": inlay.IA3(),
+    "bitfit": inlay.BitFit(),
+    "prefix": inlay.Prefix(length=3),
+    "prompt": inlay.Prompt(length=3, init="vocabulary"),
+}
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("name", METHODS)
+def test_an_offloaded_host_has_the_same_answers(family: str, name: str, tmp_path: Path) -> None:
+    hosts = [classifier() if family == "bert" else writer() for _ in range(2)]
+    hosts[1].load_state_dict(hosts[0].state_dict())
+    offloaded(hosts[1])
+    for host in hosts:
+        torch.manual_seed(1)
+        inlay.add(
+            host, "a", METHODS[name], norms=family == "bert", head=inlay.Head(labels=3) if family == "bert" else None
+        )
+        inlay.activate(host, "a")
+        assert not any(p.is_meta for p in host.inlays["a"].parameters())
+    here, there = ({k: v.clone() for k, v in host.inlays["a"].tensors().items()} for host in hosts)
+    assert all(torch.equal(here[key], there[key]) for key in here)
+    for host in hosts:
+        shake(host, "a")
+    torch.testing.assert_close(logits(hosts[1]), logits(hosts[0]), atol=0, rtol=0)
+    inlay.save(hosts[1], "a", tmp_path / "a")
+    inlay.load(hosts[1], tmp_path / "a", name="again")
+    inlay.activate(hosts[1], "again")
+    torch.testing.assert_close(logits(hosts[1]), logits(hosts[0]), atol=0, rtol=0)
+
+
+def test_what_needs_the_weights_of_an_offloaded_host_is_refused() -> None:
+    host = offloaded(classifier())
+    with pytest.raises(inlay.SetupError, match="said changes the host's weights, and those of this host are elsewhere"):
+        inlay.add(host, "s", inlay.SAID(d=10))
+    inlay.add(host, "a", inlay.LoRA(rank=2))
+    with pytest.raises(inlay.SetupError, match=r"cannot be folded: its weight is elsewhere"):
+        inlay.fold(host, "a")
+
+
+class Packed(nn.Linear):
+    """A linear map as 4-bit libraries keep it: a column of bytes, and the sizes beside it."""
+
+    def __init__(self, whole: nn.Linear) -> None:
+        super().__init__(whole.in_features, whole.out_features, bias=False)
+        self.whole = whole.weight.detach().clone()
+        self.weight = nn.Parameter(torch.zeros(self.whole.numel() // 2, 1, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.whole)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_host_with_packed_weights_acts_as_the_whole_one(name: str) -> None:
+    whole = writer()
+    packed = copy.deepcopy(whole)
+    for module in list(packed.model.layers.modules()):
+        for child, linear in list(module.named_children()):
+            if type(linear) is nn.Linear:
+                setattr(module, child, Packed(linear))
+    for host in (whole, packed):
+        torch.manual_seed(1)
+        inlay.add(host, "a", METHODS[name])
+        shake(host, "a")
+        inlay.activate(host, "a")
+    if name == "bitfit":  # without a bias anywhere it is on what has floating-point weights, or is linear
+        assert packed.inlays["a"].tensors().keys() == whole.inlays["a"].tensors().keys()
+    torch.testing.assert_close(logits(packed), logits(whole), atol=0, rtol=0)
+
+
+def test_a_host_that_was_quantised_before() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        host = torch.ao.quantization.quantize_dynamic(classifier(), {nn.Linear}, dtype=torch.qint8).eval()
+    before = logits(host)
+    for name, method in (("a", inlay.LoRA(rank=2)), ("b", inlay.Pfeiffer(size=4)), ("c", inlay.IA3())):
+        inlay.add(host, name, method)
+    inlay.activate(host, inlay.Stack("a", "c"))
+    assert torch.equal(logits(host), before), "fresh ones change nothing"
+    for name in "abc":
+        shake(host, name)
+        inlay.activate(host, name)
+        assert not torch.equal(logits(host), before)
+
+
+@pytest.mark.parametrize("head", [None, inlay.Head()])
+def test_a_resized_vocabulary_leaves_nothing_that_acts_in_silence(head: inlay.Head | None) -> None:
+    host = writer()
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=("q",) if head else ("linear",)), head=head)
+    inlay.add(host, "b", inlay.LoRA(rank=2))
+    for name in "ab":
+        shake(host, name)
+    inlay.activate(host, "a")
+    host.resize_token_embeddings(host.config.vocab_size + 4, mean_resizing=False)
+    with pytest.raises(inlay.SetupError, match=r"lm_head stands where another module stood .*resize_token_embeddings"):
+        host(**batch())
+    with pytest.raises(inlay.SetupError, match="lm_head stands where another module stood"):
+        inlay.activate(host, "a")
+    inlay.activate(host, "b")
+    with_b = logits(host)
+    with inlay.activated(host, None):
+        assert not torch.equal(logits(host), with_b)
+    inlay.remove(host, "a")
+    assert torch.equal(logits(host), with_b)
+
+
+def test_prompts_read_the_words_of_a_resized_vocabulary() -> None:
+    host = classifier()
+    inlay.add(host, "p", inlay.Prompt(length=2))
+    inlay.activate(host, "p")
+    host.resize_token_embeddings(host.config.vocab_size + 4, mean_resizing=False)
+    given = batch() | {"input_ids": torch.full_like(batch()["input_ids"], host.config.vocab_size - 1)}
+    with torch.no_grad():
+        first = host(**given).logits
+        host.get_input_embeddings().weight[-1] += 1
+        assert not torch.equal(host(**given).logits, first)
+
+
+def test_what_is_saved_of_a_host_is_the_host(tmp_path: Path) -> None:
+    host = classifier(num_labels=2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    inlay.add(host, "a", inlay.Pfeiffer(size=4), head=inlay.Head(labels=("x", "y", "z")))
+    inlay.activate(host, "a")
+    host.save_pretrained(tmp_path / "host")
+    assert host.config.id2label == {0: "x", 1: "y", 2: "z"}, "it still shows what is active"
+    assert host.num_labels == 3
+    again = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "host")
+    assert again.config.id2label == {0: "no", 1: "yes"}
+    with inlay.activated(host, None):
+        assert torch.equal(logits(again.eval()), logits(host))
+    for same in (copy.deepcopy(host), pickle.loads(pickle.dumps(host))):
+        same.classifier.weight.data.zero_()
+        same.save_pretrained(tmp_path / "same")
+        assert same.config.id2label == {0: "x", 1: "y", 2: "z"}
+        saved = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "same")
+        assert saved.num_labels == 2
+        assert not saved.classifier.weight.any(), "a copy saves itself"
+    inlay.activate(host, None)
+    assert "save_pretrained" not in vars(host)
+    assert host.config.id2label == {0: "no", 1: "yes"}
+
+
+def test_a_trainers_checkpoint_of_a_host_with_an_own_head_can_be_opened(tmp_path: Path) -> None:
+    host = classifier(num_labels=2)
+    inlay.add(host, "a", inlay.Pfeiffer(size=4), head=inlay.Head(labels=3))
+    inlay.train(host, "a")
+    arguments = hf.TrainingArguments(tmp_path, report_to=[], use_cpu=True, disable_tqdm=True)
+    hf.Trainer(host, arguments).save_model(str(tmp_path / "saved"))
+    assert hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved").num_labels == 2
+
+
+def test_prompts_on_longformer_lengthen_its_global_attention() -> None:
+    config = hf.LongformerConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=60, pad_token_id=0, attention_window=4,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    host = shaken(hf.LongformerForSequenceClassification(config))
+    ids = torch.randint(3, 60, (3, 8))
+    inlay.add(host, "p", inlay.Prompt(length=3))
+    inlay.activate(host, "p")
+    with torch.no_grad():
+        mine = host(input_ids=ids).logits
+        inlay.activate(host, None)
+        words = host.get_input_embeddings()(ids)
+        (tokens,) = host.inlays["p"].parameters()
+        at = torch.zeros(3, 11, dtype=torch.long).index_fill(1, torch.tensor([3]), 1)  # the text's first token
+        out = host.longformer(inputs_embeds=torch.cat([tokens.expand(3, -1, -1), words], 1), global_attention_mask=at)[
+            0
+        ]
+        torch.testing.assert_close(mine, host.classifier(out[:, 3:]), atol=0, rtol=0)
+
+
+def test_prompts_on_a_host_without_a_last_position() -> None:
+    host = shaken(
+        hf.XLNetForSequenceClassification(hf.XLNetConfig(vocab_size=60, d_model=32, n_layer=2, n_head=4, d_inner=48))
+    )
+    ids = torch.randint(3, 60, (3, 8))
+    inlay.add(host, "p", inlay.Prompt(length=3))
+    inlay.activate(host, "p")
+    with torch.no_grad():
+        mine = host(input_ids=ids).logits
+        with pytest.raises(
+            inlay.SetupError, match="is given input_mask for each token, and there is none for the tokens"
+        ):
+            host(input_ids=ids, input_mask=torch.zeros(3, 8))
+        inlay.activate(host, None)
+        (tokens,) = host.inlays["p"].parameters()
+        words = torch.cat([tokens.expand(3, -1, -1), host.get_input_embeddings()(ids)], 1)
+        torch.testing.assert_close(mine, host(inputs_embeds=words).logits, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_prompt_on_a_decoder_compiles_without_complaints(training: bool, caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    host = hf.AutoModelForCausalLM.from_config(CONFIGS["llama"]()).train(training)
+    inlay.add(host, "p", inlay.Prompt(length=3))
+    inlay.activate(host, "p")
+    with torch.no_grad():
+        compiled = torch.compile(host, backend="eager")(**batch()).logits
+        torch.testing.assert_close(compiled, host(**batch()).logits)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    torch._dynamo.reset()
