@@ -24,7 +24,7 @@ from inlay.training.recipe import Generation
 from inlay.training.workbench import Workbench
 from tests.hosts import shake
 from tests.serve.conftest import ADMIN
-from tests.training.small import save_decoder, save_t5
+from tests.training.small import save_bert, save_decoder, save_t5
 
 
 def shelf_of(folder: Path, host: Path, tasks: dict[str, Task]) -> Path:
@@ -94,6 +94,35 @@ def test_answers_in_text_are_those_of_predict(t5, name):
         else:
             assert ours[0]["label"] == wanted["label"]
             assert ours[0].get("said") == wanted.get("said")
+
+
+def test_a_task_with_a_template_answers_a_plain_text(tmp_path):
+    task = Task(name="asked", kind="text", text="question", template="{question}{eos} {target}")
+    shelf_of(tmp_path / "inlays", save_decoder(tmp_path / "host"), {"asked": task})
+    theirs = list(open_for_use(tmp_path / "inlays" / "asked").predict(Table([{"question": "w1 good"}], "rows")))
+    with Engine.open([tmp_path / "inlays"]) as engine:
+        body = {"model": "asked", "inputs": ["w1 good", {"text": "w1 good"}, {"row": {"question": "w1 good"}}]}
+        said = TestClient(build_app(engine)).post("/v1/classify", json=body)
+    assert said.status_code == 200, said.text
+    assert said.json()["results"] == [{"text": theirs[0]["prediction"]}] * 3
+
+
+@pytest.mark.parametrize("words", [("bad", "good"), ("bad w3", "good")])
+def test_answers_at_a_mask_are_those_of_predict(words, tmp_path):
+    """A label may need several masks; such a row is one all the same."""
+    hf.BertForMaskedLM.from_pretrained(save_bert(tmp_path / "host")).save_pretrained(tmp_path / "host")
+    how = {"answer_with": "words", "label_words": words, "cloze": "{said} w1 {target}"}
+    task = Task(text="said", labels=("negative", "positive"), **how)
+    shelf_of(tmp_path / "inlays", tmp_path / "host", {"one": task, "two": task})
+    texts = ["w1 good", "w2 bad w3 w4 w5", "w6"]
+    with Engine.open([tmp_path / "inlays"]) as engine:
+        both = [(name, engine.submit(name, texts)) for name in ("one", "two")]
+        for name, mine in both:
+            theirs = open_for_use(tmp_path / "inlays" / name).predict(Table([{"said": text} for text in texts], "rows"))
+            for ours, wanted in zip(mine.result(60), theirs, strict=True):
+                assert {said["label"]: said["score"] for said in ours} == pytest.approx(
+                    wanted["probabilities"], abs=1e-5
+                )
 
 
 @pytest.mark.parametrize("answering", ["generation", "ranking"])

@@ -168,8 +168,8 @@ class Engine:
             served = request.model
             if not served.members:
                 raise Invalid(f"{model!r} is no fusion ({served.method}): it has no members to weigh.")
-            if served.codec.form == "text":
-                raise Invalid(f"{model!r} answers in text; only fusions that answer with labels can be looked into.")
+            if served.codec.form != "labels":
+                raise Invalid(f"{model!r} answers in words; only fusions that answer with labels can be looked into.")
             request.off, request.pin, request.looks_inside = tuple(off), dict(pin or {}), True
             return self._queued(request, hold)
 
@@ -423,10 +423,10 @@ class Engine:
                 self._done(row.request)
         elif request.writes:
             self._complete(batch)
-        elif request.model.codec.form == "text":
-            self._write(batch)
-        else:
+        elif request.model.codec.form == "labels":
             self._classify(batch)
+        else:
+            self._ask(batch)
 
     def _classify(self, batch: list[Row]) -> None:
         """One forward, whatever models its rows are for."""
@@ -461,8 +461,8 @@ class Engine:
         }
         return {name: tensor.to(device) for name, tensor in (found | {"attention_mask": real.long()}).items()}
 
-    def _write(self, batch: list[Row]) -> None:
-        """Rows of one model whose host answers in text."""
+    def _ask(self, batch: list[Row]) -> None:
+        """Rows of one model whose host answers in words: a text that it writes, or what it says at a mask."""
         model, host = batch[0].request.model, self.shelf.host
         codec = replace(model.codec, tokenizer=self.shelf.tokenizer)
         split = codec.encode([row.request.split.examples[row.at] for row in batch], labelled=False, cache=False)

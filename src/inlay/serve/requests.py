@@ -49,7 +49,7 @@ class Request:
     found: list[Tensor | None] = field(default_factory=list)
     """The logits of each sequence: (labels,), or (T, labels) without padding."""
     written: dict[int, Answer] = field(default_factory=dict)
-    """The answers of a host that writes them."""
+    """The answers of a host that gives them in words."""
     texts: dict[int, WrittenText] = field(default_factory=dict)
     """What it made of prompts."""
     left: int = 0
@@ -67,12 +67,14 @@ class Request:
 
     def rows(self) -> list[Row]:
         """What the host has to read; nothing has run yet."""
-        inputs = asked(self.split).inputs
-        lengths = inputs.lengths.tolist()
+        features, cut = asked(self.split), dict[str, Sequence[Tensor]]()
+        lengths = features.lengths.tolist()
+        if self.codec.form == "labels":  # a choice, or a window of a context, is a row by itself
+            lengths = features.inputs.lengths.tolist()
+            cut = {name: column.split(lengths) for name, column in features.inputs.columns.items()}
         group = ("by itself", id(self)) if self.looks_inside or self.writes else self.model.group
         self.found = [None] * len(lengths)
         self.left = len(self.found)
-        cut = {name: column.split(lengths) for name, column in inputs.columns.items()}
         return [
             Row(self, i, length, group, {name: parts[i] for name, parts in cut.items()})
             for i, length in enumerate(lengths)
@@ -112,14 +114,14 @@ class Request:
 
 @dataclass(eq=False)
 class Row:
-    """One sequence that the host reads."""
+    """One sequence that the host reads; where it answers in words, one input."""
 
     request: Request
     at: int
     length: int
     group: Hashable
     columns: dict[str, Tensor]
-    """Its tokens and whatever else the host reads, cut out before it came into the queue."""
+    """Its tokens and whatever else a host with a head reads, cut out before it came into the queue."""
 
     @property
     def arrived(self) -> float:

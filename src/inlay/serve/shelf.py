@@ -91,7 +91,7 @@ class Shelf:
         self.host = bare(bench.host.eval())
         self.host_path = host_name
         self.host_name = Path(host_name).name if Path(host_name).is_dir() else host_name
-        self.tokenizer = deepcopy(bench.tokenizer) if bench.form == "text" else bench.tokenizer
+        self.tokenizer = bench.tokenizer if bench.form == "labels" else deepcopy(bench.tokenizer)
         """The model thread's own where it cuts texts too, so that it and requests do not wait for each other."""
         with registering(self.host) as inlays:
             self.joiner = Joiner(inlays.anatomy)
@@ -172,7 +172,7 @@ class Shelf:
         self.used.update(uses)
         self._forget([name for name in fresh if not self.used[name]])  # a member that was there already was taken
         codec = codec_for(bench, piece.max_length, piece.config)
-        alone = self.joiner.must_be_alone(plan) or codec.form == "text"
+        alone = self.joiner.must_be_alone(plan) or codec.form != "labels"
         return Model(
             piece.name, piece, own, plan, codec, ("alone", next(self.numbers)) if alone else "together",
             self.joiner.likeness(plan),
