@@ -11,13 +11,15 @@ A pair is an object and never a list of two, which another server would read as 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inlay.data.errors import DataError
 from inlay.data.examples import Example, examples
 from inlay.data.rows import Table, check_text
-from inlay.data.task import Task
+from inlay.data.task import Task, fields_of, template
+from inlay.data.templates import MARKS, TARGET
 from inlay.serve.errors import Invalid
 
 FORMS = {
@@ -75,10 +77,18 @@ def _by_role(task: Task, fields: Mapping[str, Any], prompted: bool) -> tuple[Tas
         )
     if task.kind == "tags":
         return task, {task.text: fields.get("words", fields.get("text"))}
-    if task.kind == "spans":
-        return task.model_copy(update={"text": "text", "pair": "pair"}), dict(fields)
-    if prompted and task.prompt is not None:
-        columns = {"text": task.text, "pair": task.pair or "", "choices": task.choices}
-        return task, {columns[name]: value for name, value in fields.items()}
-    roles = {"text": "text", "pair": "pair" if task.pair is not None else None, "choices": "choices"}
-    return task.model_copy(update=roles | {"prompt": None, "group": None}), dict(fields)
+    if not prompted or task.prompt is None:
+        task = task.model_copy(update={"prompt": None, "choices": "choices"})
+    if others := _beside_texts(task):
+        row = ", ".join(f'"{column}": "…"' for column in task.columns(labelled=False))
+        raise DataError(f'{task.name} also reads {" and ".join(others)} by name. Give {{"row": {{{row}}}}}.')
+    named = task.reading(text="text", pair="pair" if task.pair is not None else None)
+    return named, {task.choices if name == "choices" else name: value for name, value in fields.items()}
+
+
+def _beside_texts(task: Task) -> list[str]:
+    """Columns that the task's prompt and templates name and that are neither a whole text of it nor its choices."""
+    texts = "|".join(re.escape(template(column)) for column in (task.text, task.pair) if column is not None)
+    shapes = [re.sub(texts, "", shape) for shape in (task.prompt or "", *task.asked)]
+    known = (TARGET, *MARKS, task.choices)
+    return list(dict.fromkeys(name for shape in shapes for name in fields_of(shape) if name not in known))
