@@ -59,6 +59,29 @@ def test_broken_files_say_where(tmp_path, name, content, message):
     assert name in str(caught.value)
 
 
+def test_what_json_has_no_form_for_is_text_in_a_parquet_file(tmp_path):
+    """A column that no task reads must not stop `inlay predict`, which writes all of them."""
+    import datetime
+    from decimal import Decimal
+
+    import pyarrow
+    import pyarrow.parquet
+
+    day = datetime.datetime(2024, 5, 6, 7, 8, 9, 123456)
+    row = {
+        "day": day.date(), "at": day, "time": day.time(), "price": Decimal("1.10"), "text": "größer".encode(),
+        "image": b"\xff\x00", "list": [day.date()], "nested": {"price": Decimal("2.50")}, "n": 1, "x": 0.5, "none": None,
+    }  # fmt: skip
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    [read] = read_table(tmp_path / "a.parquet").rows
+    assert read == json.loads(json.dumps(read))
+    assert read == {
+        "day": "2024-05-06", "at": "2024-05-06 07:08:09.123456", "time": "07:08:09.123456", "price": "1.10",
+        "text": "größer", "image": "/wA=", "list": ["2024-05-06"], "nested": {"price": "2.50"}, "n": 1, "x": 0.5,
+        "none": None,
+    }  # fmt: skip
+
+
 def test_a_file_that_is_not_there_shows_what_is(tmp_path):
     write(tmp_path / "train.jsonl", "{}")
     with pytest.raises(DataError, match=r"there is: train\.jsonl"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import csv
 import gzip
@@ -12,6 +13,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -212,6 +214,21 @@ def _parquet(path: Path) -> Table:
         names = table.column_names
         if len(set(names)) < len(names):
             raise DataError(f"{path}: the column {next(n for n in names if names.count(n) > 1)!r} is there twice.")
-        return Table(table.to_pylist(), str(path))
+        for at, field in enumerate(table.schema):
+            if pyarrow.types.is_binary(field.type) or pyarrow.types.is_large_binary(field.type):
+                with suppress(pyarrow.ArrowInvalid):  # not UTF-8
+                    table = table.set_column(at, field.name, table.column(at).cast(pyarrow.large_string()))
+        return Table([_as_json_has_it(row) for row in table.to_pylist()], str(path))
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a Parquet file: {error}") from None
+
+
+def _as_json_has_it(value: Any) -> Any:
+    """Dates, times and decimals as text, which keeps every digit, and bytes that are no text in base 64."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {name: _as_json_has_it(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json_has_it(inner) for inner in value]
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
