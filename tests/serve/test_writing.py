@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import transformers as hf
 from starlette.testclient import TestClient
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import inlay
 from inlay.data.rows import Table
@@ -177,7 +178,7 @@ def alone(folder: Path, prompt: str, tokens: int) -> str:
         do_sample=False,
         pad_token_id=0,
     )
-    return tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+    return tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
 def test_completions_are_those_of_generate(decoder):
@@ -237,8 +238,55 @@ def test_a_streamed_text_is_the_whole_one(decoder):
         events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert events[-1] == "[DONE]"
     choices = [json.loads(event)["choices"][0] for event in events[:-1]]
-    assert "".join(choice["text"] for choice in choices).strip() == whole["text"]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
     assert choices[-1]["finish_reason"] == whole["finish_reason"]
+
+
+@pytest.fixture(scope="module")
+def spaced(tmp_path_factory):
+    """A decoder whose tokens have their spaces, as those of GPT-2 and Llama 3."""
+    folder = tmp_path_factory.mktemp("spaced")
+    host = save_decoder(folder / "host")
+    size = hf.AutoConfig.from_pretrained(host).vocab_size
+    words = ["<pad>", "</s>", "<s>", "<unk>", "Ġ", "Ċ"]
+    words += [space + f"w{i}" for i in range((size - len(words)) // 2) for space in ("", "Ġ")]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}
+    hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, model_max_length=64).save_pretrained(host)
+    shelf_of(folder / "inlays", host, {"one": Task(name="one", kind="text")})
+    with Engine.open([folder / "inlays"]) as engine:
+        yield engine, folder
+
+
+def test_a_completion_has_the_spaces_at_its_ends_and_a_task_s_answer_has_not(spaced):
+    """Clients put it behind their prompt, which is gone on with as it stands."""
+    engine, folder = spaced
+    client = TestClient(build_app(engine))
+    prompts = [f"w{i} w{i + 1}{end}" for i in range(4) for end in ("", " ", "\n")]
+    body = {"model": "host", "max_tokens": 5}
+    said = client.post("/v1/completions", json=body | {"prompt": prompts}).json()["choices"]
+    texts = [choice["text"] for choice in said]
+    assert texts == [alone(folder, prompt, 5) for prompt in prompts]
+    spaces = next(i for i, text in enumerate(texts) if text[:1].isspace() and text.strip())
+    with client.stream("POST", "/v1/completions", json=body | {"prompt": prompts[spaces], "stream": True}) as answer:
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    pieces = [json.loads(event)["choices"][0]["text"] for event in events[:-1]]
+    assert "".join(pieces) == texts[spaces]
+    answers = [answer["text"] for answer in engine.classify("one", [prompt.strip() for prompt in prompts])]
+    assert any(answers)
+    assert answers == [answer.strip() for answer in answers]
+
+
+def test_an_answer_is_shown_without_the_spaces_before_it(spaced):
+    opened, shown = open_for_use(spaced[1] / "inlays" / "one"), list[str]()
+    for i in range(6):
+        pieces = list[str]()
+        [whole] = opened.write(Table([{"text": f"w{i} w{i + 1}"}], "rows"), pieces.append)
+        assert "".join(pieces).rstrip() == whole == whole.strip()
+        shown += pieces
+    assert any(shown)
 
 
 def test_sampling_follows_its_seed(decoder):

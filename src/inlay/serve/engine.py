@@ -183,7 +183,7 @@ class Engine:
             if served.codec.form != "text":
                 raise Invalid(f"{model!r} answers with labels and writes no text; ask /v1/classify.")
             task = Task(name="completion", kind="text")
-            codec = replace(served.codec, task=task, generation=how, answering="generation")
+            codec = replace(served.codec, task=task, generation=how, answering="generation", verbatim=True)
             return codec, [Example(((prompt, None),), None, before=prompt) for prompt in prompts]
 
         with self._prepared(model, read, client, timeout) as request:

@@ -125,6 +125,8 @@ class Codec:
     """Form text: how the host writes."""
     decoder: bool = False
     """Form text: whether the host reads a prompt and its own answer as one sequence."""
+    verbatim: bool = False
+    """Decoders: whether prompts are gone on with as they stand; otherwise the spaces at their end are the answer's."""
     words: LabelWords | None = None
     """Answering with words: those of the labels."""
     packing: bool = False
@@ -168,7 +170,7 @@ class Codec:
 
     def _joined(self, prompts: Sequence[str], answers: Sequence[str] | None, cache: bool) -> Features:
         """Prompts with their answers; the spaces before an answer belong to its first word, as its tokenizer has it."""
-        ends = [prompt.rstrip(" ") for prompt in prompts]
+        ends = [prompt if self.verbatim else prompt.rstrip(" ") for prompt in prompts]
         if answers is not None:
             answers = [p[len(e) :] + answer for p, e, answer in zip(prompts, ends, answers, strict=True)]
         return joined_features(ends, answers, self.tokenizer, self.max_length, packed=self.packing, cache=cache)

@@ -1,6 +1,7 @@
 """Let a host write: batches of like length, the same text for a row whatever stands beside it.
 
-    texts = write(host, codec, split)                       every row, in order; `write_rows` also says how each ended
+    texts = write(host, codec, split)                       every row, in order
+    write_rows(host, codec, split, rows)                    the same with the spaces at their ends, and how each ended
     write(host, codec, split, on_text=print)                one row, piece by piece as it is written
 
 Decoders are given their prompts padded on the left. Sampling adds noise of a row's own to its logits and takes the
@@ -53,6 +54,7 @@ class WrittenText:
     """A text that a host wrote, and how it ended."""
 
     text: str
+    """With the spaces at its ends."""
     read: int
     """Tokens that the host read for it."""
     tokens: int
@@ -69,12 +71,26 @@ def write(
     on_text: Callable[[str], None] | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """What the active setup writes for each row, in the order of the rows. The host is left in the mode it was in.
+    """What the active setup answers to each row, in the order of the rows. The host is left in the mode it was in.
 
     on_text: is given each piece of the text as it is written; for a single row, without beams.
     """
-    rows = range(len(split.examples))
-    return [one.text for one in write_rows(host, codec, split, rows, on_text=on_text, watch=watch)]
+    rows, answer = range(len(split.examples)), _from_the_first_word(on_text) if on_text is not None else None
+    return [one.text.strip() for one in write_rows(host, codec, split, rows, on_text=answer, watch=watch)]
+
+
+def _from_the_first_word(on_text: Callable[[str], None]) -> Callable[[str], None]:
+    """Hands pieces of a text on, without the spaces before it."""
+    begun = False
+
+    def hand_on(piece: str) -> None:
+        nonlocal begun
+        piece = piece if begun else piece.lstrip()
+        if piece:
+            begun = True
+            on_text(piece)
+
+    return hand_on
 
 
 @torch.no_grad()
@@ -88,7 +104,7 @@ def write_rows(
     on_step: Callable[[], None] | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> list[WrittenText]:
-    """The same for some of the rows, in their order, with how each text ended.
+    """What it writes for some of the rows, in their order, letter by letter, with how each text ended.
 
     on_step: is called after each token; where it raises, nothing more is written.
     """
@@ -144,7 +160,7 @@ def written(
     texts = codec.tokenizer.batch_decode(made, skip_special_tokens=True)
     read = batch["attention_mask"].sum(1).tolist()
     return [
-        WrittenText(text.strip(), seen, *ending(ids, settings))
+        WrittenText(text, seen, *ending(ids, settings))
         for text, seen, ids in zip(texts, read, made.tolist(), strict=True)
     ]
 
@@ -200,12 +216,10 @@ class Pieces(TextStreamer):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, on_text: Callable[[str], None], skip_prompt: bool) -> None:
         super().__init__(tokenizer, skip_prompt=skip_prompt, skip_special_tokens=True)
-        self.on_text, self.begun = on_text, False
+        self.on_text = on_text
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        text = text if self.begun else text.lstrip()
         if text:
-            self.begun = True
             self.on_text(text)
 
 
