@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -167,14 +168,26 @@ def test_everything_that_is_wrong_is_told_at_once(there, shop):
         assert says in text
 
 
+def test_a_folder_whose_name_no_model_can_have_is_served_under_that_of_its_inlay(there, tmp_path):
+    cells = sorted((there / "study" / "cells").iterdir())
+    run = next(cell for cell in cells if (cell / "inlay").is_dir())
+    inside = json.loads((run / "run.json").read_text())["name"]
+    for name in ("plain", "sp ace ünï"):
+        shutil.copytree(run, tmp_path / "runs" / name)
+    shutil.copytree(there / "joint-mt-a", tmp_path / "runs" / "a:b")
+    assert {piece.name for piece in pieces_of([str(tmp_path / "runs")])} == {"plain", inside, "a", "b"}
+    assert [piece.name for piece in pieces_of([f"mine={tmp_path / 'runs' / 'sp ace ünï'}"])] == ["mine"]
+    shutil.copytree(run, tmp_path / "runs" / "sp:ace")
+    with pytest.raises(InlayError, match=f"are both called '{inside}'"):
+        pieces_of([str(tmp_path / "runs")])
+
+
 def test_one_server_has_one_host(there):
     with pytest.raises(InlayError, match="changed the whole host"):
         Engine.open([f"j={there / 'joint-mt-a'}", there / "study"])
 
 
 def test_an_unfinished_run_is_refused(there, tmp_path):
-    import shutil
-
     shutil.copytree(there / "joint-inlay", tmp_path / "run")
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     record["status"] = "interrupted"

@@ -326,6 +326,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def usual_name(folder: Path) -> str:
+    """An inlay is called like its run's folder, with what a name may hold."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(folder).absolute().name).strip("._-")[:64] or "own"
+
+
 def find_runs(folder: Path) -> list[Run]:
     """Every run in a folder and one level below."""
     return [Run(record.parent) for pattern in (RECORD, f"*/{RECORD}") for record in sorted(folder.glob(pattern))]

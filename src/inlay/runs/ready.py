@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from inlay.data import Example, Prepared, prepare
 from inlay.errors import ConfigError, InlayError
 from inlay.methods import Method
 from inlay.runs.allowed import Allowed
-from inlay.runs.folder import Run, inlay_in
+from inlay.runs.folder import Run, inlay_in, usual_name
 from inlay.runs.job import Job
 from inlay.runs.settings import FEW, FEW_LABELS, Settings, as_few, unused, unused_here
 from inlay.runs.start import begun_from_a_run, method_of, norms_of, start_from
@@ -54,7 +53,7 @@ def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool 
     if head is not None and found.prepared.task.kind == "choice":
         head = head.model_copy(update={"choices": _choices_of_all(found.prepared.train)})
     name = bench.set_up(
-        settings.name or _usual_name(settings.out),
+        settings.name or usual_name(settings.out),
         settings.mode,
         method=found.method,
         members=found.members,
@@ -153,11 +152,6 @@ def _choices_of_all(examples: Sequence[Example]) -> int | None:
     """How many choices every row has, if all have as many."""
     counts = {len(example.texts) for example in examples}
     return counts.pop() if len(counts) == 1 else None
-
-
-def _usual_name(out: Path) -> str:
-    """An inlay is called like its run's folder, with what a name may hold."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(out).absolute().name).strip("._-")[:64] or "own"
 
 
 @dataclass(frozen=True)

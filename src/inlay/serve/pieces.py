@@ -17,7 +17,7 @@ from inlay.checkpoints.manifest import MANIFEST, read_manifest
 from inlay.data.task import Task
 from inlay.errors import CheckpointError, InlayError, NamingError
 from inlay.host.verbs import NAME
-from inlay.runs.folder import RECORD, Run, TaskRun, find_runs, run_at
+from inlay.runs.folder import RECORD, Run, TaskRun, find_runs, run_at, usual_name
 from inlay.runs.use import finished_record, generation_of, task_of
 from inlay.studies.cells import STUDY
 from inlay.studies.plan import Cell, View, view_of
@@ -188,7 +188,9 @@ def _run(run: Run) -> Piece:
     record = finished_record(run)
     own = run.host.is_dir()
     inlay = run.inlay if record["name"] else None
-    name = run.task if isinstance(run, TaskRun) else run.folder.resolve().name
+    folder = run.folder.resolve()
+    usual = folder.name if NAME.fullmatch(folder.name) else record["name"] or usual_name(folder)
+    name = run.task if isinstance(run, TaskRun) else usual
     return Piece(
         name, run.folder, Task(**record["task"]), record["max_length"],
         str(run.host) if own else record["host"], inlay, tuple(run.member_folders()), own, run.config(),
