@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from inlay.runs.use import open_for_use
 from inlay.serve import Engine, Limits, build_app
 from inlay.serve.errors import DeadlineExceeded
 from inlay.serve.keys import Keys
+from inlay.serve.logs import LOG, log_to
 from inlay.training.recipe import Generation
 from inlay.training.workbench import Workbench
 from tests.hosts import shake
@@ -414,6 +416,26 @@ def test_bad_completions_are_refused(decoder, body, says):
     )
     assert told.status_code == 422
     assert says in told.json()["error"]
+
+
+def test_the_hosts_own_completions_are_counted_and_logged_by_its_name(decoder, monkeypatch):
+    engine, _ = decoder
+    client, told = TestClient(build_app(engine)), io.StringIO()
+    monkeypatch.setattr(LOG, "handlers", [])
+    monkeypatch.setattr(LOG, "level", LOG.level)
+    monkeypatch.setattr(LOG, "propagate", LOG.propagate)
+    log_to(told)
+    for name in ("host", "one"):
+        client.post("/v1/completions", json={"model": name, "prompt": "w1", "max_tokens": 2})
+    for _ in range(2):
+        text = client.get("/metrics").text
+        for name in ("host", "one"):
+            assert f'inlay_request_seconds_count{{model="{name}"}} 1.0' in text
+            assert f'inlay_tokens_total{{model="{name}"}} 1.0' in text
+    assert [line["model"] for line in map(json.loads, told.getvalue().splitlines()) if "model" in line] == [
+        "host",
+        "one",
+    ]
 
 
 def test_a_host_with_labels_writes_nothing(client):

@@ -409,7 +409,7 @@ def _file(file: Path | None) -> Response:
 
 def _known(engine: Engine, model: str) -> str:
     """A model's name for the log: what is none is not repeated there."""
-    return model if model in engine.shelf.models else "unknown"
+    return model if model in engine.shelf.names else "unknown"
 
 
 def _only(engine: Engine, model: str | None) -> str:

@@ -63,7 +63,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it; models that are gone leave nothing behind."""
-        here = set(self.engine.shelf.models)
+        here = self.engine.shelf.names
         for metric in (self.tokens, self.latency):
             for name in {sample.labels.get("model") for each in metric.collect() for sample in each.samples} - here:
                 if name is not None:

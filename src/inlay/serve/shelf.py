@@ -111,6 +111,11 @@ class Shelf:
             return self.models.get(name, self.bare)
         return self.loaded(name)
 
+    @property
+    def names(self) -> set[str]:
+        """Of everything that answers: the models and, where it writes, the host by itself."""
+        return {*self.models, *(() if self.bare is None else (self.host_name,))}
+
     def loaded(self, name: str) -> Model:
         """A model that was loaded and can be taken off again, which the host itself cannot."""
         if name in self.models:
