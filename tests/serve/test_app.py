@@ -47,7 +47,9 @@ def test_predict_is_that_of_text_embeddings_inference(client, engine):
     pair = ask(["good", "w1"], model="nli-0").json()
     assert near(pair, engine.classify("nli-0", [{"text": "good", "pair": "w1"}])[0])
     assert ask(["a", "b", "c"]).status_code == 422
-    assert ask("w1", model="tags-0").status_code == 422
+    told = ask("w1", model="tags-0")
+    assert told.status_code == 422
+    assert told.json()["error"] == "'tags-0' gives no labels for a text; ask /v1/classify."
     told = client.post("/predict", json={"inputs": "w1"})
     assert told.status_code == 422
     assert "name one of them" in told.json()["error"]
@@ -158,8 +160,12 @@ def test_a_body_has_a_limit_also_in_pieces(client, engine):
 
 def test_unknown_routes_and_methods(client):
     assert client.get("/nothing").json()["error_type"] == "not_found"
+    for path in ("/nothing", "/v2/a%20b/c:d", "/v1/classify/x"):
+        asked = path.replace("%20", " ")
+        assert client.get(path).json()["error"] == f"no route '{asked}'; /openapi.json lists them."
     assert client.get("/v1/classify").status_code == 405
     assert client.get("/v1/classify").json()["error_type"] == "method_not_allowed"
+    assert client.get("/v1/classify").json()["error"] == "'/v1/classify' has no GET."
 
 
 def test_every_answer_has_an_id_and_headers_that_protect(client):

@@ -128,6 +128,12 @@ def test_messages_have_no_folders():
     assert len(told("x" * 10_000)) < 2100
 
 
+def test_messages_have_the_routes_that_they_mean_and_still_no_folders():
+    error = NotFound("no '/a b/c' in /srv/runs; ask /v1/classify.", urls=["'/a b/c'", "/v1/classify"])
+    assert told(error) == "no '/a b/c' in runs; ask /v1/classify."
+    assert told(Invalid("no '/a b/c' in /srv/runs")) == "no 'a b/c' in runs"
+
+
 def test_members_of_a_fusion_are_looked_for_below_the_root_only(guarded, shop, tmp_path):
     client, root, engine = guarded
     shutil.copytree(shop / "inlays" / "fused-classification", root / "fused")

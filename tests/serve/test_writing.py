@@ -441,7 +441,7 @@ def test_the_hosts_own_completions_are_counted_and_logged_by_its_name(decoder, m
 def test_a_host_with_labels_writes_nothing(client):
     told = client.post("/v1/completions", json={"model": "a", "prompt": "w1"})
     assert told.status_code == 422
-    assert "writes no text" in told.json()["error"]
+    assert told.json()["error"] == "'a' answers with labels and writes no text; ask /v1/classify."
     assert client.post("/v1/completions", json={"model": "bert", "prompt": "w1"}).status_code == 404
 
 

@@ -202,7 +202,7 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
         model, (single, inputs) = _only(engine, body.model), _tei(body.inputs)
         request.state.facts = {"model": _known(engine, model), "rows": len(inputs)}
         if engine.shelf[model].codec.task.kind not in ("classification", "multilabel"):
-            raise Invalid(f"{model!r} gives no labels for a text; ask /v1/classify.")
+            raise Invalid(f"{model!r} gives no labels for a text; ask /v1/classify.", urls=["/v1/classify"])
         results = await ask(request, len(inputs), lambda hold, **how: engine.enter(hold, model, inputs, **how), timeout)
         return JSONResponse(results[0] if single else results)
 
@@ -483,6 +483,7 @@ def _handle_errors(app: FastAPI) -> None:
         kind = kinds.get(error.status_code, BadRequest)
         path = request.url.path[:80]
         words = {404: f"no route {path!r}; /openapi.json lists them.", 405: f"{path!r} has no {request.method}."}
-        response = answer(kind(words.get(error.status_code, str(error.detail))))
+        said = words.get(error.status_code, str(error.detail))
+        response = answer(kind(said, urls=[repr(path), "/openapi.json"]))
         response.headers.update(error.headers or {})
         return response

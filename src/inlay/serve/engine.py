@@ -181,7 +181,8 @@ class Engine:
 
         def read(served: Model) -> tuple[Codec, list[Example]]:
             if served.codec.form != "text":
-                raise Invalid(f"{model!r} answers with labels and writes no text; ask /v1/classify.")
+                words = f"{model!r} answers with labels and writes no text; ask /v1/classify."
+                raise Invalid(words, urls=["/v1/classify"])
             task = Task(name="completion", kind="text")
             codec = replace(served.codec, task=task, generation=how, answering="generation", verbatim=True)
             return codec, [Example(((prompt, None),), None, before=prompt) for prompt in prompts]

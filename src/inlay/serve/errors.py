@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from inlay.errors import InlayError
 from inlay.storage.plain_text import printable
@@ -20,6 +21,11 @@ class ServeError(InlayError):
     error_type = "internal"
     retry_after: float | None = None
     """Seconds after which to ask again."""
+
+    def __init__(self, message: str, *, urls: Sequence[str] = ()) -> None:
+        """urls: what of the message is a route of the server, or was asked for, and no path of its disk."""
+        super().__init__(message)
+        self.urls = tuple(urls)
 
 
 class BadRequest(ServeError):
@@ -95,6 +101,13 @@ class Gone(ServeError):
 
 def told(error: object) -> str:
     """A message as an answer may have it: no folder of this machine, nothing that acts on a terminal, not too long."""
-    text = PATH.sub(lambda match: re.split(r"[/\\]", match[0].rstrip("/\\"))[-1], str(error))
+    urls = error.urls if isinstance(error, ServeError) else ()
+    path = re.compile("|".join([*map(re.escape, urls), PATH.pattern]))
+    text = path.sub(lambda found: found[0] if found[0] in urls else _last(found[0]), str(error))
     text = printable(text.encode("utf-8", "replace").decode())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _last(path: str) -> str:
+    """The name at the end of a path."""
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
