@@ -105,7 +105,9 @@ def test_members_can_be_off_and_pinned(client, engine):
     assert near(ask(off=["a"]).json()["answer"], usual)
     for how, says in (
         ({"off": ["z"]}, "is not a member"),
-        ({"pin": {"a": 0.9, "b": 0.9}}, "sum to at most 1"),
+        ({"pin": {"a": 0.9, "b": 0.9}}, "Fuse('fused-tags'): pinned weights lie between 0 and 1 and sum to at most 1"),
+        ({"pin": {"a": 0.9, "b": 0.9}}, "got {'a': 0.9, 'b': 0.9}."),
+        ({"off": ["a"], "pin": {"a": 0.9}}, "Fuse('fused-tags'): a member is either off or pinned, once."),
         ({"off": ["a", "b", "c"]}, "must sum to 1"),
         ({"pin": {"a": 2}}, "less than or equal to 1"),
     ):

@@ -242,7 +242,8 @@ class Shelf:
                 raise Invalid(f"{name[:80]!r} is not a member of {model.name!r}.{nearest(name[:80], known)}")
         assert model.inlay is not None
         try:
-            setup = Fuse(model.inlay, off=[known[n] for n in off], pin={known[n]: w for n, w in pin.items()})
+            asked = Fuse(model.name, off=off, pin=pin)  # checked under the names that the client has for them
+            setup = Fuse(model.inlay, pin={known[name]: weight for name, weight in asked.pinned})
             if setup not in model.pinned:
                 model.pinned[setup] = inlays_of(self.host).resolve(self.host, setup)
         except InlayError as error:
