@@ -118,8 +118,9 @@ def test_a_signal_saves_the_run_and_resuming_finishes_it(small, tmp_path, monkey
     assert (resumed.folder / "metrics.jsonl").read_text() == (whole.folder / "metrics.jsonl").read_text()
     assert (resumed.inlay / "weights.safetensors").read_bytes() == (whole.inlay / "weights.safetensors").read_bytes()
     assert not resumed.checkpoint.exists()
-    with pytest.raises(inlay.ConfigError, match="is finished"):
-        train_run(Settings(**run.config() | {"out": run.folder}), resume=True)
+    for finish in (False, True):
+        with pytest.raises(inlay.ConfigError, match="is finished"):
+            train_run(Settings(**run.config() | {"out": run.folder}), resume=True, finish=finish)
 
 
 def test_a_run_does_not_go_on_with_other_rows(small, tmp_path, monkeypatch):

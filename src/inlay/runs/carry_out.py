@@ -65,10 +65,10 @@ def carry_out(
         ready(settings, allowed, resume=resume).learn(Course(run, accelerator, Silent(), finish))
         return run
     with run.locked(fresh=not resume):
-        if finish and not run.checkpoint.exists():
-            raise ConfigError(f"{run.folder} has no checkpoint yet, so there is nothing to finish with.")
         if resume and run.record().get("status") == "finished":
             raise ConfigError(f"{run.folder} is finished. Look at it with: inlay inspect {run.folder}")
+        if finish and not run.checkpoint.exists():
+            raise ConfigError(f"{run.folder} has no checkpoint yet, so there is nothing to finish with.")
         job = ready(settings, allowed, resume=resume)
         facts = job.facts() | {"processes": accelerator.num_processes}
         if resume:
