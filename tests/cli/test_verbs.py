@@ -143,6 +143,27 @@ def test_predict_keeps_every_column_of_a_row(inlay_here, trained, place):
     assert json.loads(again)["label"] == told[1]["predicted_label"]
 
 
+def test_a_line_of_a_text_file_may_begin_with_a_brace(inlay_here, trained, place):
+    """Only on stdin, which has no name to say what it is, such a line is JSON."""
+    lines = ["{w1} good", '{"text": "bad"}']
+    (place / "braces.txt").write_text("\n".join(lines))
+    told = [json.loads(line) for line in inlay_here("predict", "runs/a", "--file", "braces.txt").splitlines()]
+    assert [row["text"] for row in told] == lines
+
+
+def test_predict_takes_columns_of_any_type_along(inlay_here, trained, place):
+    import datetime
+    from decimal import Decimal
+
+    import pyarrow
+    import pyarrow.parquet
+
+    row = {"text": "good w1", "day": datetime.date(2024, 5, 6), "price": Decimal("1.10"), "image": b"\xff"}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), place / "typed.parquet")
+    told = json.loads(inlay_here("predict", "runs/a", "--file", "typed.parquet"))
+    assert (told["day"], told["price"], told["image"]) == ("2024-05-06", "1.10", "/w==")
+
+
 def test_predict_labels_the_rows_of_a_folder(inlay_here, trained, place, mistake):
     own = place / "folder" / "own"
     own.mkdir(parents=True)

@@ -154,7 +154,7 @@ def _table(task: Task, texts: tuple[str, ...], file: Path | None) -> Table:
     for number, line in enumerate(content.split("\n"), start=1):
         if line.strip():
             where = f"{source}, line {number}"
-            as_json = line.lstrip().startswith("{")
+            as_json = file is None and line.lstrip().startswith("{")
             rows.append(json_row(line, where) if as_json else _row(task, tuple(line.rstrip("\r").split("\t")), where))
             lines.append(number)
     if not rows:
