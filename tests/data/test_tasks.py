@@ -5,6 +5,8 @@ import torch
 
 import inlay
 from inlay.data import Data, DataError, Task, builtin_tasks, prepare, task_named
+from inlay.data.examples import examples
+from inlay.data.rows import Table
 
 FUSION_16 = [
     "mnli",
@@ -70,6 +72,40 @@ def test_the_papers_split_rule_goes_by_size():
     assert {name for name in small if task_named(name).compacter != "halve"} == set()
     assert {name for name in large if task_named(name).compacter != "hold_out"} == set()
     assert task_named("mnli").compacter == "mismatched"
+
+
+@pytest.mark.parametrize("csv_trains", [True, False])
+@pytest.mark.parametrize(("written", "value"), [(("True", "False"), (True, False)), (("1.0", "0.0"), (1.0, 0.0))])
+def test_the_same_labels_in_another_kind_of_file_are_the_same(tmp_path, written, value, csv_trains):
+    """As pandas writes them to CSV and to JSON lines; a run keeps the labels of its training rows."""
+    lines = write(tmp_path / "rows.jsonl", some(40, value))
+    cells = tmp_path / "rows.csv"
+    cells.write_text("text,label\n" + "".join(f"row {i},{written[i % 2]}\n" for i in range(40)))
+    train, other = (cells, lines) if csv_trains else (lines, cells)
+    prepared = prepare(Data(train_file=train, validation_file=other))
+    assert set(prepared.task.labels) == set(written if csv_trains else ("true", "false") if value[0] is True else "10")
+    assert [row.target for row in prepared.validation] == [row.target for row in prepared.train]
+
+
+def test_labels_that_differ_stay_apart_and_others_are_not_made_alike():
+    both = Task(labels=("True", "true"))
+    asked = lambda task, label: examples(task, Table([{"text": "a", "label": label}], "rows"))[0].target
+    assert (asked(both, "True"), asked(both, True)) == (0, 1)
+    for task, label in (
+        (both, "TRUE"),
+        (Task(labels=("Yes", "No")), "yes"),
+        (Task(labels=("01", "02")), 1),
+        (Task(labels=("1.50", "1.5")), "1.500"),
+    ):
+        with pytest.raises(DataError, match="was not seen in training"):
+            asked(task, label)
+    several = Task(kind="multilabel", labels=("False", "True"))
+    given = {"text": "a", "labels": [True, "False", True]}
+    assert examples(several, Table([given], "rows"))[0].target == (0, 1)
+    tags = Task(kind="tags", labels=("0.0", "1.0"), metrics=("token_accuracy",))
+    assert examples(tags, Table([{"tokens": ["a", "b", "c"], "tags": [1, 0, 1]}], "rows"))[0].target == (1, 0, 1)
+    choice = Task(kind="choice")
+    assert examples(choice, Table([{"text": "a", "choices": ["b", "c"], "label": "1.0"}], "rows"))[0].target == 1
 
 
 def test_labels_of_own_rows_are_found_and_shown(tmp_path):

@@ -28,6 +28,8 @@ from inlay.errors import nearest
 
 Target = int | float | str | tuple[int, ...] | tuple[tuple[str, int], ...] | None
 """What a row asks for, by the kind of its task; None where it is not known."""
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+"""A label that is one in every format; 01 is none, but a name."""
 AT_MOST = 5
 """This many broken rows of a kind are named; the rest are counted."""
 
@@ -62,6 +64,21 @@ def label_text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).strip()
+
+
+def label_index(task: Task, text: str) -> int | None:
+    """Where a label stands among the task's: as it is, or else the only one that another kind of file writes so."""
+    if text in task.labels:
+        return task.labels.index(text)
+    same = [i for i, label in enumerate(task.labels) if in_any_file(label) == in_any_file(text)]
+    return same[0] if len(same) == 1 else None
+
+
+def in_any_file(text: str) -> str:
+    """A label whatever file it is from: CSV has True and 1.0 where JSON has true and 1."""
+    if NUMBER.fullmatch(text):
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    return text.lower() if text.lower() in ("true", "false") else text
 
 
 def is_missing(value: Any) -> bool:
@@ -302,12 +319,13 @@ def _listed(values: Any) -> list[Any]:
 
 def _indices(task: Task, values: Sequence[Any]) -> tuple[tuple[int, ...], list[str]]:
     """The labels' indices, and what is wrong with those that are none."""
-    texts = [label_text(value) for value in values]
+    found = {text: label_index(task, text) for text in map(label_text, values)}
     unknown = [
         f"label {text!r} was not seen in training.{nearest(text, task.labels)}"
-        for text in dict.fromkeys(texts) if text not in task.labels
+        for text, index in found.items() if index is None
     ]  # fmt: skip
-    return tuple(task.labels.index(text) for text in texts if text in task.labels), unknown
+    indices = (found[label_text(value)] for value in values)
+    return tuple(index for index in indices if index is not None), unknown
 
 
 def _choices(task: Task, row: Row) -> list[Any]:
@@ -364,7 +382,7 @@ def _right(value: Any, choices: list[Any]) -> list[int]:
         if not found:
             raise DataError(f"none of the answers {value!r} is among the choices")
         return found
-    text = label_text(value)
+    text = in_any_file(label_text(value))
     if not text.isdecimal() or int(text) >= len(choices):
         raise DataError(f"label {value!r} is not the index of one of {len(choices)} choices (0 to {len(choices) - 1})")
     return [int(text)]
@@ -390,9 +408,10 @@ def _target(task: Task, row: Row) -> Target:
     if isinstance(value, list | dict):
         raise DataError(f"{task.label!r} must be one label, got {str(value)[:60]}")
     text = label_text(value)
-    if text not in task.labels:
+    index = label_index(task, text)
+    if index is None:
         raise DataError(f"label {text!r} was not seen in training.{nearest(text, task.labels)}")
-    return task.labels.index(text)
+    return index
 
 
 def check_classes(task: Task, training: Sequence[Example], source: str, *, few: bool = False) -> None:
