@@ -1,10 +1,13 @@
 import gzip
 import json
+import math
 
 import pytest
 
 from inlay.data.errors import DataError
-from inlay.data.rows import read_table
+from inlay.data.examples import examples
+from inlay.data.rows import Table, read_table
+from inlay.data.task import Task
 
 ROWS = [{"text": 'a, "quoted" text\nwith a line', "label": "x"}, {"text": "näive ☃", "label": "y"}]
 
@@ -80,6 +83,40 @@ def test_what_json_has_no_form_for_is_text_in_a_parquet_file(tmp_path):
         "text": "größer", "image": "/wA=", "list": ["2024-05-06"], "nested": {"price": "2.50"}, "n": 1, "x": 0.5,
         "none": None,
     }  # fmt: skip
+
+
+ODD = {"title": {"en": "a"}, "words": ["a", "b"], "score": math.nan, "choices": ["x", {"text": "y"}]}
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"text": "words"}, "column 'words' must be a text, got a list: ['a', 'b']."),
+        ({"text": "{text}: {title}"}, "column 'title' must be a text, got an object: {'en': 'a'}."),
+        ({"pair": "words"}, "column 'words' must be a text, got a list"),
+        ({"pair": "score"}, "column 'score' is missing or null"),
+        ({"kind": "text", "template": "{text} {words} {target}"}, "column 'words' must be a text, got a list"),
+        ({"kind": "text", "template": "{text} {score} {target}"}, "column 'score' is missing or null"),
+        ({"prompt": "{text} {title}"}, "column 'title' must be a text, got an object"),
+        ({"prompt": "{text} {score}"}, "column 'score' is missing or null"),
+        ({"kind": "choice"}, "'choices' must be a list of two or more choices, got ['x', {'text': 'y'}]"),
+    ],
+)
+def test_what_is_no_text_is_not_read_as_one(how, says):
+    """As Python would write it, brackets and all, no host has ever seen it."""
+    with pytest.raises(DataError) as told:
+        examples(Task(**{"labels": ("x",)} | how), Table([{"text": "a", "label": "x"} | ODD], "rows"))
+    assert str(told.value).startswith(f"rows, row 1: {says}")
+
+
+def test_lists_that_are_meant_stay():
+    row = {"text": "a", "label": "x", "empty": "", "n": 1.5} | ODD
+    prompted = Task(labels=("x",), prompt="{text} {words}, {title[en]} {n}", pair="empty", group="{words}")
+    [made] = examples(prompted, Table([row], "rows"))
+    assert (made.prompt, made.texts, made.group) == ("a a, b, a 1.5", (("a", ""),), "['a', 'b']")
+    triples = Task(kind="text", text="words", linearise="triples", template="{words} {target}")
+    [made] = examples(triples, Table([row | {"words": [["s", "r", "o"]]}], "rows"))
+    assert made.before == "s : r : o "
 
 
 def test_a_file_that_is_not_there_shows_what_is(tmp_path):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from inlay.data.errors import DataError
-from inlay.data.rows import Row, Table
+from inlay.data.rows import Row, Table, is_missing, text_in
 from inlay.data.task import LABELLED, Task, fields_of, template
 from inlay.data.templates import LINEARISED, around
 from inlay.errors import nearest
@@ -79,11 +79,6 @@ def in_any_file(text: str) -> str:
     if NUMBER.fullmatch(text):
         return text.rstrip("0").rstrip(".") if "." in text else text
     return text.lower() if text.lower() in ("true", "false") else text
-
-
-def is_missing(value: Any) -> bool:
-    """Null, an empty cell of a CSV file, or what pandas writes for it."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 def find_labels(task: Task, table: Table) -> tuple[str, ...]:
@@ -171,7 +166,7 @@ def _example(task: Task, row: Row, labelled: bool, listed: bool) -> Example:
         raise DataError(f"the text ({task.text}) is empty")
     prompt = prompt_of(task, row) if task.prompt else None
     if task.kind != "choice":
-        group = fill(task.group, row) if task.group and labelled else _part(task, row)
+        group = _group(task.group, row) if task.group and labelled else _part(task, row)
         before, after = _asked_by(task, "template", task.template, row) or (None, "")
         cloze = _asked_by(task, "cloze", task.cloze, row)
         answers = _texts(task, row.get(task.label)) if task.kind == "text" and labelled else ()
@@ -236,6 +231,11 @@ def _asked_by(task: Task, name: str, shape: str | None, row: Row) -> tuple[str, 
         return None
     before, after = around(shape, row)
     return task.shown.get(name, "") + before, after
+
+
+def _group(group: str, row: Row) -> str:
+    """What groups a row; no host reads it, so that a list of numbers is as good as a text."""
+    return fill(group, {name: str(value) if isinstance(value, list | dict) else value for name, value in row.items()})
 
 
 def _part(task: Task, row: Row) -> str | None:
@@ -333,8 +333,8 @@ def _choices(task: Task, row: Row) -> list[Any]:
     if len(several) > 1:
         return [fill(column, row) for column in several]
     choices = row.get(task.choices)
-    if not isinstance(choices, list) or len(choices) < 2:
-        raise DataError(f"{task.choices!r} must be a list of two or more choices, got {choices!r}")
+    if not isinstance(choices, list) or len(choices) < 2 or any(isinstance(one, list | dict) for one in choices):
+        raise DataError(f"{task.choices!r} must be a list of two or more choices, got {str(choices)[:80]}")
     value = row.get(task.label)
     in_words = isinstance(value, list) or (value is None and task.answers == "text")
     return list(dict.fromkeys(choices)) if in_words else choices  # an entity may stand there twice
@@ -342,13 +342,8 @@ def _choices(task: Task, row: Row) -> list[Any]:
 
 def fill(text: str, row: Row) -> str:
     """A template with a row's columns in it."""
-    shape = template(text)
-    values = {name: row.get(name) for name in fields_of(shape)}
-    for name, value in values.items():
-        if value is None:
-            raise DataError(f"column {name!r} is missing or null")
-    parts = string.Formatter().parse(shape)  # not format_map: a name with a dot is a column too
-    return "".join(before + (str(values[name]) if name else "") for before, name, _, _ in parts).strip()
+    parts = string.Formatter().parse(template(text))  # not format_map: a name with a dot is a column too
+    return "".join(before + (text_in(row, name) if name else "") for before, name, _, _ in parts).strip()
 
 
 class _Listed(list[Any]):
@@ -362,10 +357,11 @@ def prompt_of(task: Task, row: Row) -> str:
     """What a host that answers in text reads."""
     shape = task.prompt or ""
     values = {name: row.get(name) for name in fields_of(shape)}
-    values = {name: _Listed(value) if isinstance(value, list) else value for name, value in values.items()}
+    whole = [name for _, name, _, _ in string.Formatter().parse(shape)]
     for name, value in values.items():
-        if value is None:
-            raise DataError(f"column {name!r} is missing or null")
+        if not isinstance(value, list | dict) or (isinstance(value, dict) and name in whole):
+            text_in(row, name)
+    values = {name: _Listed(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
         text = shape.format_map(values)
     except (IndexError, KeyError, AttributeError, ValueError, TypeError):

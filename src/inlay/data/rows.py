@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -118,6 +119,22 @@ def check_text(texts: Iterable[object], where: str) -> None:
             raise DataError(f"{where}: {ascii(text)[:60]} is not whole Unicode: it holds half of a pair (a surrogate).")
         if isinstance(text, list | tuple):
             check_text(text, where)
+
+
+def is_missing(value: Any) -> bool:
+    """Null, an empty cell of a CSV file, or what pandas writes for it."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def text_in(row: Row, column: str) -> str:
+    """What a row's column says; a text may be empty."""
+    value = row.get(column)
+    if is_missing(value) and value != "":
+        raise DataError(f"column {column!r} is missing or null")
+    if isinstance(value, list | dict):
+        kind = "a list" if isinstance(value, list) else "an object"
+        raise DataError(f"column {column!r} must be a text, got {kind}: {str(value)[:60]}. Write it as one text.")
+    return str(value)
 
 
 def _json_lines(text: str, source: str) -> Table:

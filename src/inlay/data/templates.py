@@ -14,7 +14,7 @@ import string
 from collections.abc import Callable
 
 from inlay.data.errors import DataError
-from inlay.data.rows import Row
+from inlay.data.rows import Row, text_in
 
 TARGET = "target"
 MARKS = {"bos": "\ufdd0", "eos": "\ufdd1"}
@@ -52,9 +52,7 @@ def around(template: str, row: Row) -> tuple[str, str]:
             before, seen = before + piece, True
             continue
         if name is not None:
-            if name not in MARKS and row.get(name) is None:
-                raise DataError(f"column {name!r} is missing or null")
-            piece += MARKS[name] if name in MARKS else str(row[name]).strip()
+            piece += MARKS[name] if name in MARKS else text_in(row, name).strip()
         before, after = (before, after + piece) if seen else (before + piece, after)
     return before, after
 
