@@ -27,11 +27,11 @@ demo: $(READY)
 	$(BIN)/inlay demo
 
 test: $(READY)
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # What takes long: many processes, clusters, compilers, hundreds of kills. `make test` leaves it out.
 test-long: $(READY)
-	$(BIN)/pytest -n auto --dist loadfile -m long
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m long
 
 # Two thousand requests that nobody thought of, against the server's own description.
 fuzz: $(READY)
@@ -40,7 +40,7 @@ fuzz: $(READY)
 # All tests, or TESTS=… On Python 3.11 it costs half as much time again; from 3.12 on there is a cheaper way.
 coverage: CORE = $(shell $(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")')
 coverage: $(READY)
-	COVERAGE_CORE=$(CORE) $(BIN)/pytest -n auto --dist loadfile --cov --cov-report=term:skip-covered $(TESTS)
+	COVERAGE_CORE=$(CORE) $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder --cov --cov-report=term:skip-covered $(TESTS)
 
 # The quick tests of tasks and rows, for .ci/run.
 coverage-quick:

@@ -3,6 +3,7 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 CACHE = tempfile.mkdtemp(prefix="inlay-cache-")  # no test reads or writes the user's own
 atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
@@ -17,6 +18,18 @@ import torch
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONGEST = (
+    "studies/test_cells.py", "cli/test_demo.py", "cli/test_verbs.py", "host/test_order.py", "studies/test_tables.py",
+    "studies/test_ways.py", "cli/test_mistakes.py", "training/test_joint.py", "studies/test_file.py", "test_docs.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take the longest come first, so that none of them runs when all other processes have ended."""
+    order = {str(Path(__file__).parent / name): at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(str(item.path), len(order)))
 
 
 @pytest.fixture(autouse=True)
