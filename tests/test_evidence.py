@@ -167,3 +167,16 @@ def test_runs_that_are_far_below_are_named_one_by_one(tool, monkeypatch, tmp_pat
     (tmp_path / "records" / "low.json").write_text('{"best_step": 24}')
     found = [line.split() for line in tool.far(str(tmp_path), "l", "f").splitlines()[1:]]
     assert found == [["f", "50", "a", "0", "-2.5", "+1.0", "24"]]
+
+
+def test_what_a_search_tried_has_the_scores_of_what_it_chose(tool):
+    folder = "evidence/compacter-small"
+    table = {row["way"]: row for row in tool._runs(folder) if (row["task"], row["seed"]) == ("sst2", "0")}
+    lines = [line.rsplit(maxsplit=5) for line in tool.tried(folder, "sst2").splitlines()[1:]]
+    assert len(lines) == 2 * (len(table) - 1), "T5 as it is has nothing to choose"
+    for way, point, runs, validation, judged, chosen in lines:
+        best = max(float(other[3]) for other in lines if other[0] == way)
+        assert (runs, chosen == "1") == ("1", point == table[way]["chosen"])
+        if chosen == "1":
+            assert float(validation) == best
+            assert judged == f"{float(table[way]['score']):.1f}"

@@ -7,6 +7,7 @@
     python tools/evidence.py spent evidence/few-labels   # how long its runs took
     python tools/evidence.py told evidence/demo 0,1,2    # what the demo says below its table, of these seeds
     python tools/evidence.py step evidence/compacter-efficiency-small full    # what a training step costs, as counted
+    python tools/evidence.py tried evidence/compacter-small # what each search had to choose from, and what it chose
     python tools/evidence.py unmoved evidence/few-labels # how many runs ended with the head that was fitted first
     python tools/evidence.py metrics evidence/adamix-nlg-small    # every metric, not the main one alone
 
@@ -194,8 +195,34 @@ def told(folder: str, seeds: str = "", ways: str = "") -> str:
     return "\n".join(conclusions(view))
 
 
+def tried(folder: str, task: str = "") -> str:
+    """What each way's search had to choose from: means over tasks, or one task's; rows that judge chose nothing."""
+    from inlay.studies.plan import view_of
+    from inlay.studies.tables import score_of
+
+    view = view_of(Path(folder))
+    found: dict[tuple[str, str], list[tuple[float, float, bool]]] = defaultdict(list)
+    for slot, cells in view.cells.items():
+        if len(cells) > 1 and slot.task in (task or slot.task, "(joint)"):
+            for cell in cells:
+                point = ", ".join(f"{name}={value}" for name, value in cell.draft.point.items())
+                result = view.results[cell.name]
+                judged = score_of(result, view.plan.study.score)[1]
+                found[slot.way, point].append((result["selected"], judged, cell == view.filled[slot]))
+    wide = _width(way for way, _ in found)
+    lines = [f"{'way':{wide}}  {'tried':{wide}}  runs  validation  judged  chosen"]
+    for (way, point), each in found.items():
+        validation, judged, chosen = zip(*each, strict=True)
+        lines.append(
+            f"{way:{wide}}  {point:{wide}}  {len(each):4}  {100 * statistics.mean(validation):10.1f}  "
+            f"{100 * statistics.mean(judged):6.1f}  {sum(chosen):6}"
+        )
+    return "\n".join(lines)
+
+
 VERBS: dict[str, Callable[..., str]] = {
-    "below": below, "far": far, "metrics": metrics, "spent": spent, "step": step, "told": told, "unmoved": unmoved,
+    "below": below, "far": far, "metrics": metrics, "spent": spent, "step": step, "told": told, "tried": tried,
+    "unmoved": unmoved,
 }  # fmt: skip
 
 

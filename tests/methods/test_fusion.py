@@ -628,13 +628,19 @@ def test_leaving_out_layers() -> None:
         inlay.add_fusion(host, "g", ["m0"], leave_out=(5,))
 
 
-def test_keys_of_cross_attention_are_the_encoders_tokens() -> None:
+def fused_writer(*targets: str) -> nn.Module:
+    """A T5 with a fusion of two LoRAs."""
     host = writer("t5")
     for seed, name in enumerate("ab"):
-        inlay.add(host, name, inlay.LoRA(rank=2, targets=("cross_q", "cross_k")))
+        inlay.add(host, name, inlay.LoRA(rank=2, targets=targets))
         shake(host, name, seed)
     inlay.add_fusion(host, "f", ["a", "b"])
     shake(host, "f", 5)
+    return host
+
+
+def test_keys_of_cross_attention_are_the_encoders_tokens() -> None:
+    host = fused_writer("cross_q", "cross_k")
     for tokens in (4, 7):  # other than the encoder's, and as many
         labels = torch.randint(3, 50, (3, tokens))
         labels[0, 2:] = -100
@@ -645,12 +651,7 @@ def test_keys_of_cross_attention_are_the_encoders_tokens() -> None:
 
 
 def test_the_output_layer_of_an_encoder_decoder_sees_what_is_written() -> None:
-    host = writer("t5")
-    for seed, name in enumerate("ab"):
-        inlay.add(host, name, inlay.LoRA(rank=2, targets=("q", "linear")))
-        shake(host, name, seed)
-    inlay.add_fusion(host, "f", ["a", "b"])
-    shake(host, "f", 5)
+    host = fused_writer("q", "linear")
     labels = torch.randint(3, 50, (3, 7))  # as many as the encoder's
     labels[0, 2:] = -100
     found = inlay.fusion_activations(host, "f", [batch() | {"labels": labels}])
