@@ -176,3 +176,12 @@ def snapshot(host: torch.nn.Module) -> dict:
 def untouched(host: torch.nn.Module) -> bool:
     """Whether a host has nothing of ours: no inlays, no hooks."""
     return not hasattr(host, "inlays") and not any(m._forward_hooks or m._forward_pre_hooks for m in host.modules())
+
+
+def checkpointing(host, *how, **more):
+    """Turn gradient checkpointing on; from transformers 5.23 on it is called activation checkpointing."""
+    (getattr(host, "activation_checkpointing_enable", None) or host.gradient_checkpointing_enable)(*how, **more)
+
+
+def no_checkpointing(host):
+    (getattr(host, "activation_checkpointing_disable", None) or host.gradient_checkpointing_disable)()

@@ -14,7 +14,18 @@ from torch import Tensor
 
 import inlay
 from inlay.host.recompute import Remembering
-from tests.hosts import CONFIGS, batch, classifier, logits, shake, shaken, snapshot, without_dropout
+from tests.hosts import (
+    CONFIGS,
+    batch,
+    checkpointing,
+    classifier,
+    logits,
+    no_checkpointing,
+    shake,
+    shaken,
+    snapshot,
+    without_dropout,
+)
 
 LABELS = torch.tensor([0, 1, 1])
 BOTH = pytest.mark.parametrize("reentrant", [False, True])
@@ -52,9 +63,9 @@ def loss(host: hf.PreTrainedModel, seed: int = 0) -> Tensor:
 def gradients(host: hf.PreTrainedModel, run: Callable[[], None], reentrant: bool | None) -> dict[str, Tensor]:
     """Of all inlays, after passes and backwards; None: without checkpointing."""
     if reentrant is None:
-        host.gradient_checkpointing_disable()
+        no_checkpointing(host)
     else:
-        host.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        checkpointing(host, {"use_reentrant": reentrant})
     host.zero_grad()
     torch.manual_seed(3)
     run()
@@ -227,8 +238,8 @@ def test_checkpointing_of_some_layers_only() -> None:
     host = host_with("bert", inlay.Pfeiffer(size=4), inlay.Pfeiffer(size=4))
 
     def run() -> None:
-        if host.is_gradient_checkpointing:
-            host.gradient_checkpointing_enable(every_n_layers=2)
+        if any(layer.gradient_checkpointing for layer in host.bert.encoder.layer):
+            checkpointing(host, every_n_layers=2)
         inlay.activate(host, "a")
         first = loss(host)
         inlay.activate(host, "b")
@@ -239,7 +250,7 @@ def test_checkpointing_of_some_layers_only() -> None:
 
 def test_strip_leaves_the_layers_as_they_were() -> None:
     host = classifier()
-    host.gradient_checkpointing_enable()
+    checkpointing(host)
     layer = host.bert.encoder.layer[0]
     before, function = snapshot(host), layer._gradient_checkpointing_func
     inlay.add(host, "a", inlay.Pfeiffer(size=4))
@@ -255,7 +266,7 @@ def test_what_is_not_checkpointed_is_left_alone() -> None:
     host = host_with("bert", inlay.Pfeiffer(size=4))
     loss(host).backward()
     assert not hasattr(host.bert.encoder.layer[0], "_gradient_checkpointing_func")
-    host.gradient_checkpointing_enable()
+    checkpointing(host)
     logits(host)
     assert not isinstance(host.bert.encoder.layer[0]._gradient_checkpointing_func, Remembering)
 
@@ -263,7 +274,7 @@ def test_what_is_not_checkpointed_is_left_alone() -> None:
 @pytest.mark.parametrize("make", [copy.deepcopy, lambda host: pickle.loads(pickle.dumps(host))], ids=["copy", "pickle"])
 def test_a_copy_remembers_its_own_passes(make: Callable[[hf.PreTrainedModel], hf.PreTrainedModel]) -> None:
     host = host_with("bert", inlay.UniPELT(), inlay.Pfeiffer(size=4))
-    host.gradient_checkpointing_enable()
+    checkpointing(host)
     host.disable_input_require_grads()  # transformers' own hook for it cannot be pickled
     loss(host).backward()  # its layers remember
     twin = make(host)

@@ -21,7 +21,18 @@ from inlay.methods.base import BottleneckForm
 from inlay.methods.bottleneck import Adapter
 from inlay.methods.fusion import Choose, FusionLayer, cheapest_orders, pack
 from tests.checkpoints.foreign.golden import GOLDEN, host_of, logits_of, pour
-from tests.hosts import FAMILIES, batch, classifier, fused_steps, logits, row, shake, spy_on, step_at, without_dropout
+from tests.hosts import (
+    FAMILIES,
+    batch,
+    classifier,
+    fused_steps,
+    logits,
+    row,
+    shake,
+    spy_on,
+    step_at,
+    without_dropout,
+)
 from tests.methods.slow import slow_fusion
 from tests.methods.ways import writer
 
@@ -461,7 +472,7 @@ def test_gradient_checkpointing(family: str) -> None:
     found = []
     for checkpointing in (False, True):
         if checkpointing:
-            host.gradient_checkpointing_enable()
+            checkpointing(host)
         for module in host.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0

@@ -13,7 +13,18 @@ from torch.nn import functional as F
 import inlay
 from inlay.compose.consistency import distance
 from inlay.methods.mixture import Alternatives, alternatives
-from tests.hosts import CAUSAL, FAMILIES, SMALL, T5, batch, classifier, logits, shake, shaken, without_dropout
+from tests.hosts import (
+    CAUSAL,
+    FAMILIES,
+    SMALL,
+    T5,
+    batch,
+    classifier,
+    logits,
+    shake,
+    shaken,
+    without_dropout,
+)
 
 METHODS = [inlay.Houlsby(size=4), inlay.Pfeiffer(size=4), inlay.Parallel(size=4), inlay.Bapna(size=4), inlay.LoRA(rank=2), inlay.PHM(size=4),
            inlay.Compacter(size=4), inlay.LowRank(size=4)]  # fmt: skip
@@ -267,7 +278,7 @@ def test_gradient_checkpointing_recomputes_with_the_same_draws(family: str, reen
         inlay.train(host, "mix")
         without_dropout(host)
         if checkpointing:
-            host.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            checkpointing(host, {"use_reentrant": reentrant})
             host.enable_input_require_grads()
         torch.manual_seed(4)
         losses = []

@@ -9,7 +9,19 @@ import torch
 import transformers as hf
 
 import inlay
-from tests.hosts import CONFIGS, ENCODER_DECODER, FAMILIES, batch, classifier, logits, row, shake, shaken, snapshot
+from tests.hosts import (
+    CONFIGS,
+    ENCODER_DECODER,
+    FAMILIES,
+    batch,
+    checkpointing,
+    classifier,
+    logits,
+    row,
+    shake,
+    shaken,
+    snapshot,
+)
 
 REFUSED = ("mpnet", "deberta-v2")
 ABLE = [family for family in FAMILIES if family not in REFUSED]
@@ -117,7 +129,7 @@ def checkpointing_gives_the_same_gradients(
     found = []
     for kind in (None, *kinds):
         if kind is not None:
-            host.gradient_checkpointing_enable({"use_reentrant": kind})
+            checkpointing(host, {"use_reentrant": kind})
         host.zero_grad()
         host(**batch(), labels=torch.tensor([0, 1, 1])).loss.backward()
         found.append([p.grad.clone() for p in host.inlays["a"].parameters()])

@@ -6,18 +6,22 @@
 By then another setup may be active, another batch may have been run, chance may have been drawn anew, and the thread
 may be another one: on GPUs autograd has threads of its own. `Remembering` stands around the function that checkpoints
 a layer, which transformers keeps with the layer. It costs nothing where nothing is checkpointed.
+
+Up to transformers 5.22 a layer is repeated together with its hooks, from 5.23 on without them. What such hooks put in
+place for the length of the layer is `Around` it, and is put in place again.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from inlay.host.keys import name_attention
 from inlay.host.plan import Active, Passing, Plan, Slot
@@ -52,6 +56,14 @@ class Moment:
             draw.take(drawn)
 
 
+class Around:
+    """Whose hooks on a layer put something in place while it runs."""
+
+    def around(self, layer: nn.Module) -> AbstractContextManager[None]:
+        """The same for the length of a `with` block."""
+        raise NotImplementedError
+
+
 class Again:
     """One call of a layer: whenever it is repeated, the layer sees what it saw first."""
 
@@ -63,7 +75,10 @@ class Again:
         if self.first is None:
             self.first = Moment.of(self.active.plan, self.active)
             return self.call(*args, **kwargs)
-        with seeing(self.first, self.active), attending(self.first.plan, self.active, self.layer):
+        with seeing(self.first, self.active), attending(self.first.plan, self.active, self.layer), ExitStack() as hooks:
+            for hook in self.layer._forward_pre_hooks.values():
+                if isinstance(owner := getattr(hook, "__self__", None), Around):
+                    hooks.enter_context(owner.around(self.layer))
             return self.call(*args, **kwargs)
 
 
@@ -137,3 +152,9 @@ def forget(layers: tuple[nn.Module, ...]) -> None:
     for layer in layers:
         if isinstance(getattr(layer, ATTRIBUTE, None), Remembering):
             setattr(layer, ATTRIBUTE, original_function(layer))
+
+
+def checkpoint_layers(host: PreTrainedModel) -> None:
+    """Turn gradient checkpointing on, by the name that this version of transformers has for it."""
+    enable = getattr(host, "activation_checkpointing_enable", None) or host.gradient_checkpointing_enable
+    enable({"use_reentrant": False})

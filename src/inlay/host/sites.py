@@ -191,8 +191,8 @@ def checkpointed(base: nn.Module) -> list[nn.Module]:
         function = original_function(layer)
         if isinstance(function, functools.partial) and function.keywords.get("use_reentrant") is not False:
             raise SetupError(
-                "what this setup makes once for all layers needs gradient checkpointing that is not reentrant: "
-                "host.gradient_checkpointing_enable({'use_reentrant': False})."
+                "what this setup makes once for all layers needs gradient checkpointing that is not reentrant: turn it "
+                "on with {'use_reentrant': False}."
             )
     return layers
 

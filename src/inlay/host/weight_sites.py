@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from inlay.anatomy.modules import inside
 from inlay.anatomy.survey import Anatomy
 from inlay.host.plan import Active, Passing, Plan
+from inlay.host.recompute import Around
 from inlay.host.sites import Hooked, checkpointed
 
 
@@ -119,7 +121,7 @@ class Lock:
         return Lock, ()
 
 
-class Swap(Hooked):
+class Swap(Hooked, Around):
     """The hooks of one part of the host."""
 
     def __init__(
@@ -155,3 +157,11 @@ class Swap(Hooked):
         for (owner, name, _), tensor in zip(self.owned, before, strict=False):  # nothing stood aside: nothing goes back
             owner._parameters[name] = tensor  # type: ignore[assignment]
         self.site[0].lock.lock.release()
+
+    @contextmanager
+    def around(self, layer: nn.Module) -> Iterator[None]:
+        self.enter(layer, ())
+        try:
+            yield
+        finally:
+            self.leave(layer, (), None)

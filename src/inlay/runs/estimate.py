@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from inlay.host.recompute import checkpoint_layers
 from inlay.host.verbs import summary
 from inlay.runs.facts import peak_megabytes
 from inlay.runs.job import Job
@@ -73,7 +74,7 @@ def _seconds_per_step(job: Job, rows: list[int]) -> float:
     """As the loop takes it: in as many portions, with its precision and its checkpointing."""
     train, times, settings, device = job.split("train"), [], job.settings, job.host.device
     if settings.gradient_checkpointing:
-        job.host.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpoint_layers(job.host)
     objective = objective_for(job.host, job.name, job.settings)
     for _ in range(2):  # the first one warms up
         began = time.monotonic()

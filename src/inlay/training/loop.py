@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from inlay.errors import ConfigError, InlayError
+from inlay.host.recompute import checkpoint_layers
 from inlay.training.batching import Batch, Batches, OneTask, by_task, portion
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import ask, loss_on
@@ -120,7 +121,7 @@ class Loop:
         self.settings, self.lessons, self.batches = recipe, list(lessons), batches
         self.accelerator = self.accelerator or accelerator_for(recipe)
         if recipe.gradient_checkpointing:
-            self.host.gradient_checkpointing_enable({"use_reentrant": False})
+            checkpoint_layers(self.host)
         whole = recipe.epochs * batches.steps
         self.total_steps = min(recipe.max_steps or whole, whole)
         self.learned = Learned(self.host)
