@@ -178,10 +178,10 @@ def untouched(host: torch.nn.Module) -> bool:
     return not hasattr(host, "inlays") and not any(m._forward_hooks or m._forward_pre_hooks for m in host.modules())
 
 
-def checkpointing(host, *how, **more):
+def checkpointing_on(host, *how, **more):
     """Turn gradient checkpointing on; from transformers 5.23 on it is called activation checkpointing."""
     (getattr(host, "activation_checkpointing_enable", None) or host.gradient_checkpointing_enable)(*how, **more)
 
 
-def no_checkpointing(host):
+def checkpointing_off(host):
     (getattr(host, "activation_checkpointing_disable", None) or host.gradient_checkpointing_disable)()

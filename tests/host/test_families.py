@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import inlay
-from tests.hosts import FAMILIES, batch, checkpointing, classifier, logits, row, shake, snapshot, without_gradient
+from tests.hosts import FAMILIES, batch, checkpointing_on, classifier, logits, row, shake, snapshot, without_gradient
 
 METHODS = [inlay.Houlsby, inlay.Pfeiffer, inlay.Parallel, inlay.Bapna]
 each_family = pytest.mark.parametrize("family", FAMILIES)
@@ -181,7 +181,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family: str) -> None:
     found = []
     for kind in (None, {"use_reentrant": False}, {"use_reentrant": True}):
         if kind is not None:
-            checkpointing(host, kind)
+            checkpointing_on(host, kind)
             host.train()
             for module in host.modules():
                 if isinstance(module, torch.nn.Dropout):

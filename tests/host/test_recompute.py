@@ -17,10 +17,10 @@ from inlay.host.recompute import Remembering
 from tests.hosts import (
     CONFIGS,
     batch,
-    checkpointing,
+    checkpointing_off,
+    checkpointing_on,
     classifier,
     logits,
-    no_checkpointing,
     shake,
     shaken,
     snapshot,
@@ -63,9 +63,9 @@ def loss(host: hf.PreTrainedModel, seed: int = 0) -> Tensor:
 def gradients(host: hf.PreTrainedModel, run: Callable[[], None], reentrant: bool | None) -> dict[str, Tensor]:
     """Of all inlays, after passes and backwards; None: without checkpointing."""
     if reentrant is None:
-        no_checkpointing(host)
+        checkpointing_off(host)
     else:
-        checkpointing(host, {"use_reentrant": reentrant})
+        checkpointing_on(host, {"use_reentrant": reentrant})
     host.zero_grad()
     torch.manual_seed(3)
     run()
@@ -239,7 +239,7 @@ def test_checkpointing_of_some_layers_only() -> None:
 
     def run() -> None:
         if any(layer.gradient_checkpointing for layer in host.bert.encoder.layer):
-            checkpointing(host, every_n_layers=2)
+            checkpointing_on(host, every_n_layers=2)
         inlay.activate(host, "a")
         first = loss(host)
         inlay.activate(host, "b")
@@ -250,7 +250,7 @@ def test_checkpointing_of_some_layers_only() -> None:
 
 def test_strip_leaves_the_layers_as_they_were() -> None:
     host = classifier()
-    checkpointing(host)
+    checkpointing_on(host)
     layer = host.bert.encoder.layer[0]
     before, function = snapshot(host), layer._gradient_checkpointing_func
     inlay.add(host, "a", inlay.Pfeiffer(size=4))
@@ -266,7 +266,7 @@ def test_what_is_not_checkpointed_is_left_alone() -> None:
     host = host_with("bert", inlay.Pfeiffer(size=4))
     loss(host).backward()
     assert not hasattr(host.bert.encoder.layer[0], "_gradient_checkpointing_func")
-    checkpointing(host)
+    checkpointing_on(host)
     logits(host)
     assert not isinstance(host.bert.encoder.layer[0]._gradient_checkpointing_func, Remembering)
 
@@ -274,7 +274,7 @@ def test_what_is_not_checkpointed_is_left_alone() -> None:
 @pytest.mark.parametrize("make", [copy.deepcopy, lambda host: pickle.loads(pickle.dumps(host))], ids=["copy", "pickle"])
 def test_a_copy_remembers_its_own_passes(make: Callable[[hf.PreTrainedModel], hf.PreTrainedModel]) -> None:
     host = host_with("bert", inlay.UniPELT(), inlay.Pfeiffer(size=4))
-    checkpointing(host)
+    checkpointing_on(host)
     host.disable_input_require_grads()  # transformers' own hook for it cannot be pickled
     loss(host).backward()  # its layers remember
     twin = make(host)

@@ -24,6 +24,7 @@ from tests.checkpoints.foreign.golden import GOLDEN, host_of, logits_of, pour
 from tests.hosts import (
     FAMILIES,
     batch,
+    checkpointing_on,
     classifier,
     fused_steps,
     logits,
@@ -472,7 +473,7 @@ def test_gradient_checkpointing(family: str) -> None:
     found = []
     for checkpointing in (False, True):
         if checkpointing:
-            checkpointing(host)
+            checkpointing_on(host)
         for module in host.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0

@@ -19,6 +19,7 @@ from tests.hosts import (
     SMALL,
     T5,
     batch,
+    checkpointing_on,
     classifier,
     logits,
     shake,
@@ -278,7 +279,7 @@ def test_gradient_checkpointing_recomputes_with_the_same_draws(family: str, reen
         inlay.train(host, "mix")
         without_dropout(host)
         if checkpointing:
-            checkpointing(host, {"use_reentrant": reentrant})
+            checkpointing_on(host, {"use_reentrant": reentrant})
             host.enable_input_require_grads()
         torch.manual_seed(4)
         losses = []

@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 import inlay
-from tests.hosts import CONFIGS, ENCODER_DECODER, FAMILIES, batch, checkpointing, classifier, logits, shake, shaken
+from tests.hosts import CONFIGS, ENCODER_DECODER, FAMILIES, batch, checkpointing_on, classifier, logits, shake, shaken
 from tests.methods import ways
 from tests.methods.ways import CAUSAL, writer
 
@@ -245,6 +245,6 @@ def test_bad_settings() -> None:
     inlay.add(decoder, "a", inlay.Prompt(length=2))
     inlay.train(decoder, "a")
     for reentrant in ({"use_reentrant": True}, {}):  # torch's own default is reentrant
-        checkpointing(decoder, reentrant)
+        checkpointing_on(decoder, reentrant)
         with pytest.raises(inlay.SetupError, match="not reentrant"):
             decoder(**batch(), labels=torch.tensor([0, 1, 1]))

@@ -10,7 +10,7 @@ import transformers as hf
 
 import inlay
 from inlay.methods.said import Direction, Intrinsic, transform
-from tests.hosts import FAMILIES, batch, checkpointing, classifier, logits, shake
+from tests.hosts import FAMILIES, batch, checkpointing_on, classifier, logits, shake
 from tests.methods import ways
 from tests.methods.ways import writer
 
@@ -254,6 +254,6 @@ def test_bad_settings() -> None:
     inlay.add(host, "a", inlay.SAID(d=5))
     inlay.train(host, "a")
     for reentrant in ({"use_reentrant": True}, {}):  # torch's own default is reentrant
-        checkpointing(host, reentrant)
+        checkpointing_on(host, reentrant)
         with pytest.raises(inlay.SetupError, match="not reentrant"):
             host(**batch(), labels=torch.tensor([0, 1, 1]))

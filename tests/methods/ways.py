@@ -14,7 +14,7 @@ from tests.hosts import (
     ENCODER_DECODER,
     FAMILIES,
     batch,
-    checkpointing,
+    checkpointing_on,
     classifier,
     logits,
     row,
@@ -129,7 +129,7 @@ def checkpointing_gives_the_same_gradients(
     found = []
     for kind in (None, *kinds):
         if kind is not None:
-            checkpointing(host, {"use_reentrant": kind})
+            checkpointing_on(host, {"use_reentrant": kind})
         host.zero_grad()
         host(**batch(), labels=torch.tensor([0, 1, 1])).loss.backward()
         found.append([p.grad.clone() for p in host.inlays["a"].parameters()])
