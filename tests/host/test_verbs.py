@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 
 import inlay
 from tests.hosts import GROUPED, SMALL, batch, classifier, logits, shake
@@ -145,6 +146,25 @@ def test_a_forward_that_fails_keeps_nothing(family: str) -> None:
         assert all(slot.value is None for slot in (entry.hidden, entry.mask, *(b.residual for b in branches)))
         hook.remove()
     assert torch.equal(logits(host), wanted)
+
+
+@pytest.mark.parametrize("method", [inlay.Pfeiffer(size=2), inlay.Prefix(length=2)])
+def test_activating_costs_the_same_however_many_inlays_there_are(method, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = classifier()
+    for name in ("a", "b"):
+        inlay.add(host, name, method)
+    others = set(host.inlays["b"].modules())
+    walked: list[nn.Module] = []
+    original = nn.Module.named_modules
+
+    def named_modules(module: nn.Module, *args: object, **kwargs: object):
+        walked.append(module)
+        return original(module, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "named_modules", named_modules)
+    for setup in ("a", None):
+        inlay.activate(host, setup)
+    assert not others.intersection(walked)
 
 
 def test_own_norms_act_only_while_active() -> None:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from inlay.anatomy.modules import ATTRIBUTE
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import CheckpointError
-from inlay.host.registry import ATTRIBUTE, Inlay, Inlays
+from inlay.host.registry import Inlay, Inlays
 from inlay.storage.tensor_file import content_digest
 
 SLICE = 512

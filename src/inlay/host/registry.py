@@ -38,7 +38,6 @@ from inlay.host.weight_sites import WeightSite
 from inlay.methods.acting import Draw, Reads
 from inlay.methods.base import Method, fusion_can_read
 
-ATTRIBUTE = "inlays"
 _TABLE = nn.ModuleDict()
 """An empty one has the words that none of its modules can be named by: also `training`, which its class has not."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inlay.anatomy.modules import inside
+from inlay.anatomy.modules import ATTRIBUTE, inside
 from inlay.anatomy.survey import Anatomy
 from inlay.host.plan import Active, Passing, Plan
 from inlay.host.sites import Hooked, checkpointed
@@ -31,12 +31,12 @@ class WeightSite(Hooked):
         self.lock = Lock()
         base = host.base_model
         self.base = (base,)
-        known = {id(p): name for name, p in base.named_parameters() if not name.startswith("inlays.")}
+        known = {id(p): name for name, p in base.named_parameters() if not name.startswith(f"{ATTRIBUTE}.")}
         begins = [anatomy.base, *anatomy.stacks.values()]
         units = {path: host.get_submodule(path) for path in (*begins, *anatomy.layers)}
         owners: dict[str, list[tuple[nn.Module, str, str]]] = {}
         for path, module in host.named_modules():
-            if inside(path, ("inlays",)):
+            if inside(path, (ATTRIBUTE,)):
                 continue
             for name, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) in known and parameter.is_floating_point():
