@@ -50,6 +50,7 @@ class WeightSite(Hooked):
 
     def unhook(self) -> None:
         self.active[0].held.remove(self.made)
+        self.made.put(None)
         for swap in self.swaps:
             swap.unhook()
 
@@ -65,6 +66,8 @@ class WeightSite(Hooked):
         """What stands in for the host's own tensors in this thread's setup; made anew where a forward begins."""
         plan = self.active[0].plan
         if not plan.weights:
+            if self.made.value is not None:  # of another setup: as many numbers as the whole host
+                self.made.put(None)
             return None
         known, originals = self.made.value, self.originals()
         if known is None or not known.fits(plan, originals) or (anew and torch.is_grad_enabled()):
