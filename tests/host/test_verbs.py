@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import transformers as hf
@@ -146,6 +149,33 @@ def test_a_forward_that_fails_keeps_nothing(family: str) -> None:
         assert all(slot.value is None for slot in (entry.hidden, entry.mask, *(b.residual for b in branches)))
         hook.remove()
     assert torch.equal(logits(host), wanted)
+
+
+@pytest.mark.parametrize("kind", ["pfeiffer", "lora", "prefix", "said", "fusion"])
+def test_what_is_taken_off_is_let_go_at_once(kind: str) -> None:
+    """Not only when Python next looks for cycles: until then the memory of a GPU would be taken."""
+    host = classifier()
+    for name in ("a", "b"):
+        inlay.add(host, name, inlay.Pfeiffer(size=2))
+    if kind == "fusion":
+        inlay.add_fusion(host, "x", ["a", "b"])
+    else:
+        inlay.add(host, "x", inlay.SAID(d=4) if kind == "said" else inlay.METHODS[kind]())
+    gc.collect()
+    gc.disable()
+    try:
+        inlay.activate(host, "x")
+        logits(host)
+        inlay.activate(host, None)
+        taken = weakref.ref(host.inlays["x"])
+        inlay.remove(host, "x")
+        assert taken() is None
+        inlay.strip(host)
+        stripped = weakref.ref(host)
+        del host
+        assert stripped() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("method", [inlay.Pfeiffer(size=2), inlay.Prefix(length=2)])
