@@ -178,6 +178,21 @@ def test_what_is_taken_off_is_let_go_at_once(kind: str) -> None:
         gc.enable()
 
 
+def test_what_comes_in_inference_mode_can_train(tmp_path) -> None:
+    host = classifier()
+    with torch.inference_mode():
+        inlay.add(host, "a", inlay.Pfeiffer(size=2))
+        inlay.save(host, "a", tmp_path / "a")
+        inlay.load(host, tmp_path / "a", name="b")
+        inlay.add_fusion(host, "f", ["a", "b"])
+        inlay.activate(host, "f")
+        logits(host)
+    for name in "abf":
+        inlay.train(host, name)
+        host(**batch()).logits.sum().backward()
+        assert all(parameter.grad is not None for parameter in host.inlays[name].parameters())
+
+
 @pytest.mark.parametrize("method", [inlay.Pfeiffer(size=2), inlay.Prefix(length=2)])
 def test_activating_costs_the_same_however_many_inlays_there_are(method, monkeypatch: pytest.MonkeyPatch) -> None:
     host = classifier()
