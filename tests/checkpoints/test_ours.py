@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import inlay
 from inlay.checkpoints import ours
@@ -326,3 +329,43 @@ def test_killed_at_any_moment(saved: Path) -> None:
         inlay.load(other, saved)
         inlay.activate(other, "rte")
         assert any(torch.equal(logits(other), state) for state in states)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """Of this process alone: FSDP does then all that it does with several."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_pieces_of_an_inlay_are_gathered(process_group: None, tmp_path: Path) -> None:
+    host = classifier()
+    for seed, name in enumerate("ab"):
+        inlay.add(host, name, inlay.Pfeiffer(size=4), head=inlay.Head(labels=3), norms=True)
+        shake(host, name, seed)
+    inlay.add_fusion(host, "f", ["a", "b"], norms=True)
+    inlay.activate(host, "f")
+    wanted = logits(host)
+    mesh = init_device_mesh("cpu", (1,))
+    for part in (*host.bert.encoder.layer, host):
+        fully_shard(part, mesh=mesh)
+    again = classifier()
+    for name in "abf":
+        inlay.save(host, name, tmp_path / name)
+        inlay.load(again, tmp_path / name)
+    inlay.activate(again, "f")
+    assert torch.equal(logits(again), wanted)
+    assert torch.equal(logits(host), wanted)
+
+
+def test_an_inlay_that_has_been_emptied_is_not_saved(process_group: None, tmp_path: Path) -> None:
+    """As the FSDP of earlier torch leaves parameters, where other processes have them."""
+    host = classifier()
+    inlay.add(host, "a", inlay.Pfeiffer(size=4))
+    inlay.save(host, "a", tmp_path / "a")
+    for parameter in host.inlays["a"].parameters():
+        parameter.data = parameter.data.new_empty(0)
+    with pytest.raises(inlay.CheckpointError, match="only a piece"):
+        inlay.save(host, "a", tmp_path / "a")
+    inlay.load(classifier(), tmp_path / "a")

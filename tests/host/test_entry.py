@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import transformers as hf
@@ -134,3 +137,20 @@ def test_replicas_of_data_parallel_are_refused(family: str) -> None:
             model(**batch(rows=2))
     inlay.activate(host, None)
     assert torch.equal(logits(replica), bare)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize(
+    "method", [inlay.Pfeiffer(size=2), inlay.Prefix(length=2), inlay.Prompt(length=2), inlay.SAID(d=4)]
+)
+def test_a_pass_of_another_setup_lets_go_of_what_the_last_one_left(family: str, method: inlay.Method) -> None:
+    """SAID leaves weights for the whole host, and a prompt on a decoder its keys and values with their graph."""
+    host = classifier(family)
+    inlay.add(host, "a", method)
+    inlay.train(host, "a")
+    host(**batch())
+    plan = weakref.ref(host.inlays.acting.plan)
+    inlay.activate(host, None)
+    host(**batch())
+    gc.collect()
+    assert plan() is None

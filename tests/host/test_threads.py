@@ -94,3 +94,33 @@ def test_one_thread_adds_while_another_runs(host: torch.nn.Module) -> None:
     thread.join()
     assert seen
     assert all(torch.equal(one, wanted) for one in seen)
+
+
+def test_folding_reaches_every_thread() -> None:
+    host = classifier()
+    for seed, name in enumerate("ab"):
+        inlay.add(host, name, inlay.LoRA(rank=2))
+        shake(host, name, seed)
+    inlay.activate(host, "a")
+    wanted = logits(host)
+    with ThreadPoolExecutor(2) as pool:
+        start = threading.Barrier(2)
+
+        def begin(setup: inlay.Setup) -> None:
+            inlay.activate(host, setup)
+            start.wait(60)  # one setup in each thread
+
+        def now(_: int) -> torch.Tensor:
+            start.wait(60)
+            return logits(host)
+
+        def everywhere() -> list[torch.Tensor]:
+            return [logits(host), *pool.map(now, range(2))]
+
+        list(pool.map(begin, ["a", "b"]))
+        inlay.fold(host, "a")
+        for found in everywhere():
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+        list(pool.map(begin, ["a", "a"]))
+        inlay.unfold(host)
+        assert all(torch.equal(found, wanted) for found in everywhere())

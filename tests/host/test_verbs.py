@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import transformers as hf
+from torch import nn
 
 import inlay
 from tests.hosts import GROUPED, SMALL, batch, classifier, logits, shake
@@ -145,6 +149,67 @@ def test_a_forward_that_fails_keeps_nothing(family: str) -> None:
         assert all(slot.value is None for slot in (entry.hidden, entry.mask, *(b.residual for b in branches)))
         hook.remove()
     assert torch.equal(logits(host), wanted)
+
+
+@pytest.mark.parametrize("kind", ["pfeiffer", "lora", "prefix", "said", "fusion"])
+def test_what_is_taken_off_is_let_go_at_once(kind: str) -> None:
+    """Not only when Python next looks for cycles: until then the memory of a GPU would be taken."""
+    host = classifier()
+    for name in ("a", "b"):
+        inlay.add(host, name, inlay.Pfeiffer(size=2))
+    if kind == "fusion":
+        inlay.add_fusion(host, "x", ["a", "b"])
+    else:
+        inlay.add(host, "x", inlay.SAID(d=4) if kind == "said" else inlay.METHODS[kind]())
+    gc.collect()
+    gc.disable()
+    try:
+        inlay.activate(host, "x")
+        logits(host)
+        inlay.activate(host, None)
+        taken = weakref.ref(host.inlays["x"])
+        inlay.remove(host, "x")
+        assert taken() is None
+        inlay.strip(host)
+        stripped = weakref.ref(host)
+        del host
+        assert stripped() is None
+    finally:
+        gc.enable()
+
+
+def test_what_comes_in_inference_mode_can_train(tmp_path) -> None:
+    host = classifier()
+    with torch.inference_mode():
+        inlay.add(host, "a", inlay.Pfeiffer(size=2))
+        inlay.save(host, "a", tmp_path / "a")
+        inlay.load(host, tmp_path / "a", name="b")
+        inlay.add_fusion(host, "f", ["a", "b"])
+        inlay.activate(host, "f")
+        logits(host)
+    for name in "abf":
+        inlay.train(host, name)
+        host(**batch()).logits.sum().backward()
+        assert all(parameter.grad is not None for parameter in host.inlays[name].parameters())
+
+
+@pytest.mark.parametrize("method", [inlay.Pfeiffer(size=2), inlay.Prefix(length=2)])
+def test_activating_costs_the_same_however_many_inlays_there_are(method, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = classifier()
+    for name in ("a", "b"):
+        inlay.add(host, name, method)
+    others = set(host.inlays["b"].modules())
+    walked: list[nn.Module] = []
+    original = nn.Module.named_modules
+
+    def named_modules(module: nn.Module, *args: object, **kwargs: object):
+        walked.append(module)
+        return original(module, *args, **kwargs)
+
+    monkeypatch.setattr(nn.Module, "named_modules", named_modules)
+    for setup in ("a", None):
+        inlay.activate(host, setup)
+    assert not others.intersection(walked)
 
 
 def test_own_norms_act_only_while_active() -> None:

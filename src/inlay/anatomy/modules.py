@@ -1,13 +1,25 @@
-"""Which modules of a host are norms, have biases, or belong to its head."""
+"""Which modules of a host are its own, are norms, have biases, or belong to its head."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
+
+ATTRIBUTE = "inlays"
+"""Where a host has its inlays."""
+
+
+def own_modules(host: nn.Module) -> Iterator[nn.Module]:
+    """A host's modules without those of its inlays, of which there may be many times as many."""
+    waiting = [host]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        waiting += [child for name, child in module._modules.items() if child is not None and name != ATTRIBUTE]
 
 
 def has_module(host: nn.Module, path: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from inlay.anatomy.modules import ATTRIBUTE
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import CheckpointError
-from inlay.host.registry import ATTRIBUTE, Inlay, Inlays
+from inlay.host.registry import Inlay, Inlays
 from inlay.storage.tensor_file import content_digest
 
 SLICE = 512
@@ -48,6 +50,37 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def in_pieces(tensor: Tensor) -> bool:
+    """Whether each process has a piece of a tensor, as FSDP2 and tensor parallelism leave it."""
+    distributed = sys.modules.get("torch.distributed.tensor")  # who has never imported it has no such tensors
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
+
+
+def gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same, whole: where tensors are in pieces, all processes have to come here."""
+    whole: Any = lambda tensor: tensor.full_tensor() if in_pieces(tensor) else tensor
+    return {key: whole(tensor) for key, tensor in tensors.items()}
+
+
+def check_whole(inlay: Inlay, host: PreTrainedModel, anatomy: Anatomy) -> None:
+    """Refuse what FSDP1 leaves of an inlay between two passes: smaller tensors or empty ones, which cannot be gathered.
+
+    A process that is alone has no pieces, and nothing is asked.
+    """
+    found = inlay.tensors()
+    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    if alone or any(map(in_pieces, found.values())):
+        return
+    with torch.random.fork_rng(devices=[]):  # the run's random numbers stay as they are
+        whole = Inlay(inlay.name, inlay.method, inlay.head, inlay.norms).fill(host, anatomy, device="meta").tensors()
+    if pieces := sorted(key for key, tensor in found.items() if tensor.shape != whole[key].shape):
+        raise CheckpointError(
+            f"{inlay.name!r} is not saved: of {', '.join(pieces[:4])} this process has only a piece, as FSDP leaves "
+            f"parameters between two passes. Save within `with FullyShardedDataParallel.summon_full_params(host):`, "
+            f"which all processes have to enter."
+        )
+
+
 def copy_into(inlay: Inlay, tensors: dict[str, Tensor]) -> None:
     """Copy saved tensors into an inlay that was just built."""
     with torch.no_grad():
@@ -72,7 +105,8 @@ def host_fingerprint(host: PreTrainedModel) -> str | None:
     """A digest of a few slices of the host's weights: its embeddings, and its first, middle and last layers.
 
     Taken in bfloat16, so that a host that is opened in half precision is the same host. None where the weights cannot
-    be compared: quantised, in float16, elsewhere than here, or with an inlay folded into them.
+    be compared: quantised, in float16, elsewhere than here or only a piece of them here, or with an inlay folded into
+    them.
     """
     inlays = getattr(host, ATTRIBUTE, None)
     if inlays is not None and inlays.folded is not None:
@@ -84,7 +118,7 @@ def host_fingerprint(host: PreTrainedModel) -> str | None:
     ]  # fmt: skip
     words = getattr(host.get_input_embeddings(), "weight", None)
     chosen = layers[:2] + layers[len(layers) // 2 :][:2] + layers[-2:] + ([words] if isinstance(words, Tensor) else [])
-    if not chosen or any(w.is_meta or w.dtype not in COMPARED or not w.numel() for w in chosen):
+    if not chosen or any(w.is_meta or w.dtype not in COMPARED or not w.numel() or in_pieces(w) for w in chosen):
         return None
     slices = [weight.detach().reshape(-1)[:SLICE].to("cpu", torch.bfloat16) for weight in chosen]
     return content_digest({str(i): part for i, part in enumerate(slices)})
@@ -131,7 +165,7 @@ def member_mismatches(saved: dict[str, str], inlays: Inlays, any_members: bool) 
 
 def identity(inlay: Inlay) -> str:
     """What identifies a member: the fingerprint of the file it came from, or its own if it has changed since."""
-    now = fingerprint(inlay.tensors())
+    now = fingerprint(gathered(inlay.tensors()))
     return inlay.origin[0] if inlay.origin is not None and inlay.origin[1] == now else now
 
 

@@ -27,11 +27,14 @@ from inlay.checkpoints.card import card
 from inlay.checkpoints.fitting import (
     bytes_of,
     check_memory,
+    check_whole,
     copy_into,
     describe_host,
     fingerprint,
+    gathered,
     host_mismatches,
     identity,
+    in_pieces,
     member_mismatches,
     misfit,
     names_here,
@@ -56,9 +59,13 @@ def save(
     """Write an inlay to a folder, whole or not at all. `task` and `metrics` are noted in the manifest and the card.
 
     data: the whole task and the longest input, as `inlay.runs` notes them, so that the inlay can be used alone.
+
+    Where FSDP has the parameters in pieces (`fully_shard`), every process has to call it, and the first one writes.
     """
     model, inlays = bare(host), inlays_of(host)
     inlay = inlays[name]
+    for each in (name, *inlay.method.needs):
+        check_whole(inlays[each], model, inlays.anatomy)
     manifest = {
         "format": FORMAT,
         "kind": "inlay",
@@ -74,13 +81,20 @@ def save(
     }
     if data is not None:
         manifest["data"] = data
-    tensors = _apart({key: tensor.detach().cpu().contiguous() for key, tensor in inlay.tensors().items()})
+    tensors = _apart({key: tensor.detach().cpu().contiguous() for key, tensor in gathered(inlay.tensors()).items()})
     if broken := not_finite(tensors):
         raise CheckpointError(
             f"{name!r} holds numbers that are not finite ({', '.join(broken[:4])}) and is not saved: its training has "
             f"diverged. Train again with a smaller learning rate."
         )
-    return write(Path(path), manifest, tensors, card(manifest, tensors))
+    if not any(map(in_pieces, inlay.tensors().values())):
+        return write(Path(path), manifest, tensors, card(manifest, tensors))
+    try:
+        if torch.distributed.get_rank() == 0:
+            write(Path(path), manifest, tensors, card(manifest, tensors))
+    finally:
+        torch.distributed.barrier()  # all processes have gathered, and go on when the folder is there
+    return Path(os.path.abspath(path))
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

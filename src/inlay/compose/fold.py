@@ -17,7 +17,8 @@ from inlay.methods.lora import LoRA, LowRankChange, part_rows
 def fold(host: nn.Module, name: str) -> None:
     """Add a LoRA inlay's changes to the host's own weights: it acts at no extra cost until `unfold`.
 
-    The old weights are kept, so that `unfold` is exact. Until then the inlay is active and no other setup can be.
+    The old weights are kept, so that `unfold` is exact. Until then the inlay is active and no other setup can be, in
+    whatever thread.
     """
     model, inlays = bare(host), inlays_of(host)
     inlay = inlays[name]
@@ -45,6 +46,7 @@ def fold(host: nn.Module, name: str) -> None:
                     weight.dtype
                 )
     inlays.folded = Folded(name, kept)
+    inlays.acting.forget_threads()  # what another one activated would act on weights that have changed already
     inlays.activate(model, name)
 
 
@@ -68,5 +70,6 @@ def unfold(host: nn.Module) -> None:
         for path, weight in inlays.folded.weights.items():
             module: Any = model.get_submodule(path)
             module.weight.copy_(weight)
-    inlays.folded = None
-    inlays.activate(model, inlays.active)
+    name, inlays.folded = inlays.folded.name, None
+    inlays.acting.forget_threads()  # what another one activated leaves out what the weights had
+    inlays.activate(model, name)

@@ -15,10 +15,11 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from inlay.anatomy.modules import ATTRIBUTE
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError
 from inlay.host.heads import Head
-from inlay.host.registry import ATTRIBUTE, Inlay, Inlays, id_of
+from inlay.host.registry import Inlay, Inlays, id_of
 from inlay.host.verbs import bare
 from inlay.methods.base import Method
 

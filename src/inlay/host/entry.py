@@ -127,6 +127,8 @@ class Entry(Hooked):
         for inlay, draw in plan.draws:
             if inlay.training:
                 draw.draw()
+        if self.caught.value is not None and self.caught.value.plan is not plan:
+            self.caught.put(None)  # of another setup, with all that it was computed from
         if not any(plan.shifts):
             return None
         inputs = dict(zip(self.base_inputs, args, strict=False)) | kwargs

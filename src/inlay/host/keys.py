@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from inlay.anatomy.modules import forward_of
+from inlay.anatomy.modules import forward_of, own_modules
 from inlay.errors import SetupError
 
 KEYWORD = "inlay_front"
@@ -138,7 +138,7 @@ for _theirs, _ours in OURS.items():
 
 def configs(host: nn.Module) -> Iterator[Any]:
     """Every config that an attention of the host reads: encoders and decoders have copies of their own."""
-    found = {id(config): config for m in host.modules() if (config := getattr(m, "config", None)) is not None}
+    found = {id(config): config for m in own_modules(host) if (config := vars(m).get("config")) is not None}
     return (config for config in found.values() if hasattr(config, "_attn_implementation_internal"))
 
 

@@ -127,6 +127,10 @@ class Active(nn.Module):
         self.own.plan = self.latest = plan
         self.attending.threads[threading.current_thread()] = plan.attends
 
+    def forget_threads(self) -> None:
+        """Let every thread run what is activated next, and not what it activated itself before."""
+        self.own, self.attending = OwnPlan(), Attending()
+
     def attends(self) -> bool:
         """Whether some thread's setup needs our attention functions, which do for the others what their own would."""
         return any(needed for thread, needed in list(self.attending.threads.items()) if thread.is_alive())

@@ -38,7 +38,6 @@ from inlay.host.weight_sites import WeightSite
 from inlay.methods.acting import Draw, Reads
 from inlay.methods.base import Method, fusion_can_read
 
-ATTRIBUTE = "inlays"
 _TABLE = nn.ModuleDict()
 """An empty one has the words that none of its modules can be named by: also `training`, which its class has not."""
 
@@ -60,8 +59,12 @@ def id_of(key: str) -> str:
 
 
 class Inlay(nn.Module):
-    """A named set of small parameters for one host."""
+    """A named set of small parameters for one host.
 
+    It is made out of torch.inference_mode, wherever that is on: what is made within it can never train.
+    """
+
+    @torch.inference_mode(False)
     def __init__(self, name: str, method: Method, head: Head | None = None, norms: bool = False) -> None:
         super().__init__()
         self.name = name
@@ -75,6 +78,7 @@ class Inlay(nn.Module):
         self.draw = Draw()
         """What it leaves to chance in a training step."""
 
+    @torch.inference_mode(False)
     def fill(self, host: PreTrainedModel, anatomy: Anatomy, device: str | None = None) -> Inlay:
         """Build every module in the dtype of its place, on that place's device or on the one given.
 

@@ -144,28 +144,27 @@ class Resolver:
 
     def _weights(self, setup: Setup) -> tuple[tuple[nn.Module, float], ...]:
         """How much of whose changes of the host's weights: what acts is linear in them."""
-        place = next(self.anatomy.of_kind("weights"))
         found: dict[nn.Module, float] = {}
-
-        def walk_in(part: Setup, share: float) -> None:
-            if isinstance(part, Average):
-                for inner, weight in zip(part.parts, part.weights, strict=True):
-                    walk_in(inner, share * weight)
-            elif isinstance(part, Stack):
-                for inner in part.parts:
-                    walk_in(inner, share)
-            elif isinstance(part, Rows):
-                for name in names_in(part):
-                    if self.inlay_named(name).part(place) is not None:
-                        raise SetupError(
-                            f"{name!r} ({self.inlay_named(name).method.kind}) changes the host's weights, which all "
-                            f"rows of a batch share, so it cannot act in Rows."
-                        )
-            elif part is not None and (module := self.inlay_named(name_in(part)).part(place)) is not None:
-                found[module] = found.get(module, 0.0) + share
-
-        walk_in(setup, 1.0)
+        for module, share in self._weight_shares(setup, next(self.anatomy.of_kind("weights")), 1.0):
+            found[module] = found.get(module, 0.0) + share
         return tuple(found.items())
+
+    def _weight_shares(self, setup: Setup, place: Place, share: float) -> Iterator[tuple[nn.Module, float]]:
+        if isinstance(setup, Average):
+            for inner, weight in zip(setup.parts, setup.weights, strict=True):
+                yield from self._weight_shares(inner, place, share * weight)
+        elif isinstance(setup, Stack):
+            for inner in setup.parts:
+                yield from self._weight_shares(inner, place, share)
+        elif isinstance(setup, Rows):
+            for name in names_in(setup):
+                if self.inlay_named(name).part(place) is not None:
+                    raise SetupError(
+                        f"{name!r} ({self.inlay_named(name).method.kind}) changes the host's weights, which all "
+                        f"rows of a batch share, so it cannot act in Rows."
+                    )
+        elif setup is not None and (module := self.inlay_named(name_in(setup)).part(place)) is not None:
+            yield module, share
 
     def _inputs(self, setup: Setup) -> dict[str, Step]:
         """What is made of the inputs of modules."""

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from inlay.anatomy.modules import ATTRIBUTE
 from inlay.errors import NamingError, SetupError
 from inlay.host.heads import Head
 from inlay.host.keys import name_attention
-from inlay.host.registry import ATTRIBUTE, Inlay, Inlays, forget_compiled, key_of
+from inlay.host.registry import Inlay, Inlays, forget_compiled, key_of
 from inlay.host.setup import Setup, names_in
 from inlay.methods.base import Method
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inlay.anatomy.modules import inside
+from inlay.anatomy.modules import ATTRIBUTE, inside
 from inlay.anatomy.survey import Anatomy
 from inlay.host.plan import Active, Passing, Plan
 from inlay.host.recompute import Around
@@ -33,12 +33,12 @@ class WeightSite(Hooked):
         self.lock = Lock()
         base = host.base_model
         self.base = (base,)
-        known = {id(p): name for name, p in base.named_parameters() if not name.startswith("inlays.")}
+        known = {id(p): name for name, p in base.named_parameters() if not name.startswith(f"{ATTRIBUTE}.")}
         begins = [anatomy.base, *anatomy.stacks.values()]
         units = {path: host.get_submodule(path) for path in (*begins, *anatomy.layers)}
         owners: dict[str, list[tuple[nn.Module, str, str]]] = {}
         for path, module in host.named_modules():
-            if inside(path, ("inlays",)):
+            if inside(path, (ATTRIBUTE,)):
                 continue
             for name, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) in known and parameter.is_floating_point():
@@ -52,6 +52,7 @@ class WeightSite(Hooked):
 
     def unhook(self) -> None:
         self.active[0].held.remove(self.made)
+        self.made.put(None)
         for swap in self.swaps:
             swap.unhook()
 
@@ -67,6 +68,8 @@ class WeightSite(Hooked):
         """What stands in for the host's own tensors in this thread's setup; made anew where a forward begins."""
         plan = self.active[0].plan
         if not plan.weights:
+            if self.made.value is not None:  # of another setup: as many numbers as the whole host
+                self.made.put(None)
             return None
         known, originals = self.made.value, self.originals()
         if known is None or not known.fits(plan, originals) or (anew and torch.is_grad_enabled()):

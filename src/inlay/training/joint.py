@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from inlay.anatomy.modules import ATTRIBUTE
 from inlay.compose.fuse import penalty
 from inlay.data.mixing import Sampling, TaskDraws
 from inlay.errors import ConfigError, SetupError
-from inlay.host.registry import ATTRIBUTE, key_of
+from inlay.host.registry import key_of
 from inlay.host.setup import Rows, Setup
 from inlay.host.verbs import activate, activator
 from inlay.training.batching import Batch, padding_share, training_batches

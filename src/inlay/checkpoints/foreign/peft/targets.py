@@ -9,10 +9,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from inlay.anatomy.modules import inside, last_word
+from inlay.anatomy.modules import ATTRIBUTE, inside, last_word
 from inlay.checkpoints.foreign.patterns import Patterns
 from inlay.checkpoints.foreign.peft.options import Names, PeftOptions
-from inlay.host.registry import ATTRIBUTE
 
 V = TypeVar("V")
 
