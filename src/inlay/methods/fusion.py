@@ -27,8 +27,8 @@ Shapes: x (…, D_x), z (…, D), scores (…, N).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -378,7 +378,7 @@ class Fused:
         self.names = method.at(spot.place.id)
         self.members: tuple[tuple[Any, Reads] | None, ...] = tuple(spot.member(name) for name in self.names)
         self.record: list[Tensor] | None = None
-        """While somebody looks inside: the weights (…, N) of every call."""
+        """While somebody looks inside (`recording`): the weights (…, N) of every call."""
         self._theirs = [at for member in self.members if member is not None for at in tensors_of(member[0])]
         self._mine = tensors_of(self.layer)
         self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
@@ -403,6 +403,15 @@ class Fused:
         if self.record is not None:
             self.record.append(weights.detach()[..., [columns[name] for name in self.names]])
         return h + spread(change.to(h.dtype), self.place)
+
+    def recorded(self, members: Sequence[str], rows: int) -> Tensor:
+        """The weights of the recorded calls (B, T, N), by these members; one that is not here has none."""
+        weights = torch.cat(self.record or []).cpu()
+        if weights.dim() == 2:  # hosts that flatten (B, T)
+            weights = weights.unflatten(0, (rows, -1))
+        whole = weights.new_zeros(*weights.shape[:-1], len(members))
+        whole[..., [members.index(name) for name in self.names]] = weights
+        return whole
 
     def _chosen(self) -> tuple[int, ...]:
         """The members that take part: all of them, or this step's subset; all again where nobody free is left."""
@@ -443,6 +452,18 @@ class Fused:
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(like, enabled=False):
                 self._kept[what] = state, make()
         return self._kept[what][1]
+
+
+@contextmanager
+def recording(steps: Collection[Fused]) -> Iterator[None]:
+    """For the length of a `with` block, these steps keep the weights of every call."""
+    for step in steps:
+        step.record = []
+    try:
+        yield
+    finally:
+        for step in steps:
+            step.record = None
 
 
 Where = tuple[dict[str, Any], str]
