@@ -11,7 +11,7 @@ tests follow by themselves; whatever is special about it is said by overriding w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -159,7 +159,7 @@ class Method(Config):
 M = TypeVar("M", bound=Method)
 
 
-def register(kind: str) -> Any:
+def register(kind: str) -> Callable[[type[M]], type[M]]:
     """Class decorator: make a method known by its name."""
 
     def add(method: type[M]) -> type[M]:
