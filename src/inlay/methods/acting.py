@@ -139,6 +139,11 @@ def in_dtype_of(module: nn.Module, x: Tensor) -> Tensor:
     return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
 
 
+def upcast(tensor: Tensor) -> Tensor:
+    """In single precision, or in more where it has more: for sums that half precision would round away."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def shared_linear(x: Tensor, linear: nn.Linear) -> Tensor:
     """A linear map that several places share, as x is: it may be on another device, or in another dtype."""
     bias = linear.bias
