@@ -47,6 +47,7 @@ from inlay.training.evaluate import ask
 from inlay.training.generation import WrittenText, write_rows
 from inlay.training.recipe import Generation
 from inlay.training.threads import use_threads
+from inlay.training.tokens import on_device
 from inlay.training.workbench import Workbench
 
 T = TypeVar("T")
@@ -460,7 +461,7 @@ class Engine:
             )
             for name in batch[0].columns
         }
-        return {name: tensor.to(device) for name, tensor in (found | {"attention_mask": real.long()}).items()}
+        return on_device(found | {"attention_mask": real.long()}, device)
 
     def _ask(self, batch: list[Row]) -> None:
         """Rows of one model whose host answers in words: a text that it writes, or what it says at a mask."""

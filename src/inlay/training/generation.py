@@ -34,12 +34,12 @@ from transformers import (
 )
 
 from inlay.errors import ConfigError
-from inlay.host.verbs import reads_whole_texts
+from inlay.host.verbs import evaluating, reads_whole_texts
 from inlay.training.batching import reading_batches
 from inlay.training.codec import Codec, EncodedSplit
 from inlay.training.joined import JoinedFeatures
 from inlay.training.recipe import Generation
-from inlay.training.tokens import Features, Tokens, decoder_start, positions_of
+from inlay.training.tokens import Features, Tokens, decoder_start, on_device, positions_of
 
 BATCH = 64
 """Sequences that are written at once; with beams fewer rows."""
@@ -108,18 +108,15 @@ def write_rows(
 
     on_step: is called after each token; where it raises, nothing more is written.
     """
-    features, made, training = asked(split), dict[int, WrittenText](), host.training
-    host.eval()
-    try:
+    features, made = asked(split), dict[int, WrittenText]()
+    with evaluating(host):
         for batch in reading_batches(features.lengths[list(rows)], rows_at_once(codec.generation)):
             some = [rows[i] for i in batch]
-            inputs = {name: tensor.to(host.device) for name, tensor in features.collate(some).items()}
+            inputs = on_device(features.collate(some), host.device)
             inputs.pop("labels", None)
             made |= zip(some, written(host, codec, split, inputs, some, on_text, on_step), strict=True)
             if watch is not None:
                 watch(len(some))
-    finally:
-        host.train(training)
     return [made[row] for row in rows]
 
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inlay.errors import ConfigError
-from inlay.training.tokens import IGNORED, Features, Tokens, cache_key, cached_tensors, flat
+from inlay.host.verbs import evaluating
+from inlay.training.tokens import IGNORED, Features, Tokens, cache_key, cached_tensors, flat, on_device
 
 AT_MOST = 5
 """Rows without room for an answer that are named."""
@@ -197,21 +198,18 @@ def check_packing(host: PreTrainedModel, features: JoinedFeatures) -> None:
     told = f"{host.config.model_type} cannot pack rows"
     if window is not None and int(features.lengths.max()) > window:
         raise ConfigError(f"{told}: its layers see {window} tokens back, which a mask of rows does not say. {TO_DO}")
-    training = host.training
-    host.eval()
+    ids = torch.cat([features.inputs.columns["input_ids"][_span(features, row)].long() for row in rows])
+    sizes = [int(features.inputs.lengths[row]) for row in rows]
+    owner = torch.cat([torch.full((size,), i) for i, size in enumerate(sizes)]).unsqueeze(0)
+    position = torch.cat([torch.arange(size) for size in sizes]).unsqueeze(0)
+    batch = {"input_ids": ids.unsqueeze(0), "position_ids": position, "attention_mask": block_causal(owner)}
     try:
-        alone = [host(**_inputs(wide.collate([row]), host)).logits[0] for row in rows]
-        ids = torch.cat([features.inputs.columns["input_ids"][_span(features, row)].long() for row in rows])
-        sizes = [int(features.inputs.lengths[row]) for row in rows]
-        owner = torch.cat([torch.full((size,), i) for i, size in enumerate(sizes)]).unsqueeze(0)
-        position = torch.cat([torch.arange(size) for size in sizes]).unsqueeze(0)
-        batch = {"input_ids": ids.unsqueeze(0), "position_ids": position, "attention_mask": block_causal(owner)}
-        both = host(**{name: tensor.to(host.device) for name, tensor in batch.items()}).logits[0].split(sizes)
+        with evaluating(host):
+            alone = [host(**_inputs(wide.collate([row]), host)).logits[0] for row in rows]
+            both = host(**on_device(batch, host.device)).logits[0].split(sizes)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ConfigError(f"{told}: its attention takes no mask of its own ({first}). {TO_DO}") from None
-    finally:
-        host.train(training)
     scale = max(float(one.abs().max()) for one in alone)
     off = max(float((one - other).abs().max()) for one, other in zip(alone, both, strict=True))
     if not off <= 1e-4 * max(scale, 1.0):
@@ -222,7 +220,7 @@ TO_DO = "Leave packing out."
 
 
 def _inputs(batch: dict[str, Tensor], host: PreTrainedModel) -> dict[str, Tensor]:
-    return {name: tensor.to(host.device) for name, tensor in batch.items() if name != "labels"}
+    return on_device({name: tensor for name, tensor in batch.items() if name != "labels"}, host.device)
 
 
 def _span(features: JoinedFeatures, row: int) -> slice:

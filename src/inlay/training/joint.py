@@ -38,7 +38,7 @@ from inlay.training.loop import Entry, Loop, adamw, check_complete
 from inlay.training.objectives import plain_loss
 from inlay.training.recipe import LOSS, Recipe
 from inlay.training.state import Standing
-from inlay.training.tokens import IGNORED, Features
+from inlay.training.tokens import IGNORED, Features, on_device
 
 T = TypeVar("T")
 MEAN = "mean"
@@ -257,7 +257,7 @@ class JointLoop(Loop):
             batches = [batch | {"labels": each} for batch, each in zip(batches, labels, strict=True)]
         setups = [lesson.setup for lesson, count in zip(lessons, counts, strict=True) for _ in range(count)]
         self._enter_rows(setups)
-        logits = self.model(**{name: t.to(device) for name, t in joined(batches, features).items()}).logits
+        logits = self.model(**on_device(joined(batches, features), device)).logits
         found = {}
         for i, (task, part) in enumerate(zip(rows, logits.split(counts), strict=True)):
             codec, choices = lessons[i].codec, there[i]

@@ -39,6 +39,7 @@ from inlay.training.objectives import Objective, Portion, plain_loss
 from inlay.training.progress import Silent, Watcher, counter
 from inlay.training.recipe import Recipe
 from inlay.training.state import Learned, Position, Standing, load_state, random_state, save_state, together
+from inlay.training.tokens import on_device
 
 Entry = dict[str, float]
 """What is logged of one evaluation: step, epoch, loss, lr and validation_<metric>."""
@@ -248,7 +249,7 @@ class Loop:
     def lesson_loss(self, lesson: Lesson, rows: list[int], row_weight: float, step_share: float) -> Tensor:
         """The loss of some rows of one task."""
         lesson.enter()
-        batch = {name: t.to(self.accelerator.device) for name, t in lesson.train.features.collate(rows).items()}
+        batch = on_device(lesson.train.features.collate(rows), self.accelerator.device)
         return lesson.objective(self.model, self.host, lesson.codec, Portion(batch, row_weight, step_share))
 
     def _check_finite(self, fine: bool, seen: str) -> None:

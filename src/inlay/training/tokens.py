@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -250,6 +250,11 @@ def _check_fast(tokenizer: PreTrainedTokenizerBase, what: str) -> None:
             f"a task that {what} has to know where each token stands in the text, which {type(tokenizer).__name__} "
             f"does not say. Use a host with a fast tokenizer."
         )
+
+
+def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """A batch where the host computes."""
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 # cutting
