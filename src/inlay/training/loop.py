@@ -118,7 +118,7 @@ class Loop:
     def prepare(self, recipe: Recipe, lessons: Sequence[Lesson], batches: Batches) -> None:
         """Ready for the first step."""
         assert recipe.epochs is not None
-        self.settings, self.lessons, self.batches = recipe, list(lessons), batches
+        self.recipe, self.lessons, self.batches = recipe, list(lessons), batches
         self.accelerator = self.accelerator or accelerator_for(recipe)
         if recipe.gradient_checkpointing:
             self.host.gradient_checkpointing_enable({"use_reentrant": False})
@@ -157,7 +157,7 @@ class Loop:
     # what several tasks do in another way
 
     def make_optimizer(self) -> torch.optim.AdamW:
-        return adamw(self.learned.now, self.settings)
+        return adamw(self.learned.now, self.recipe)
 
     def shares_of(self, rows: Mapping[int, Sequence[int]]) -> dict[int, float]:
         """What each task of a batch counts in the step's loss, by its rows."""
@@ -173,7 +173,7 @@ class Loop:
         return self.lesson_loss(self.lessons[task], mine, weights[task], step_share)
 
     def clip(self) -> None:
-        self.accelerator.clip_grad_norm_(self.learned.now.values(), self.settings.clip)
+        self.accelerator.clip_grad_norm_(self.learned.now.values(), self.recipe.clip)
 
     def deciding(self) -> list[Lesson]:
         """The tasks that choose the best state and stop early."""
@@ -189,7 +189,7 @@ class Loop:
 
     def _fit_heads(self) -> None:
         """New heads before anything else, if the recipe says so; what they reach alone is a result to beat."""
-        if not self.settings.head_first or self.position.step or self.position.stopped:
+        if not self.recipe.head_first or self.position.step or self.position.stopped:
             return
         for lesson in self.lessons:
             lesson.enter()
@@ -202,7 +202,7 @@ class Loop:
     def _resume(self) -> None:
         """The first step of a new run, or where the checkpoint left off."""
         process = self.accelerator.process_index
-        torch.manual_seed(self.settings.seed + 1_000 * process)
+        torch.manual_seed(self.recipe.seed + 1_000 * process)
         begun = self.checkpoint is not None and self.checkpoint.exists()
         if begun and self.checkpoint is not None:
             self.position = load_state(self.checkpoint, self.learned, self.optimizer.optimizer, process)
@@ -237,7 +237,7 @@ class Loop:
                 self.accelerator.backward(loss)
             step_loss += float(loss.detach())
         self._check_finite(math.isfinite(step_loss), f"the loss is {step_loss}")
-        if self.settings.clip:
+        if self.recipe.clip:
             self.clip()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -271,27 +271,27 @@ class Loop:
         shares = self.shares_of(whole)
         counts = {task: self.lessons[task].train.features.weights(rows) for task, rows in whole.items()}
         weights = {task: world * shares[task] / counts[task] for task in whole}  # processes' gradients are averaged
-        parts = [portion(mine, i, self.settings.accumulate) for i in range(self.settings.accumulate)]
+        parts = [portion(mine, i, self.recipe.accumulate) for i in range(self.recipe.accumulate)]
         return [(rows, weights) for part in parts if part for rows in self.passes(by_task(part))]
 
     def _lr(self) -> float:
-        return rate_at(self.position.step - 1, self.total_steps, self.settings)
+        return rate_at(self.position.step - 1, self.total_steps, self.recipe)
 
     def _best_so_far(self) -> str:
         best, loss = self.position.best if self._judges() else None, self.position.best_loss
         if loss is not None:
             return f"validation loss {loss:.3f}"
         first = self.lessons[0]
-        name = "best" if len(self.lessons) > 1 else self.settings.select or first.codec.task.main
+        name = "best" if len(self.lessons) > 1 else self.recipe.select or first.codec.task.main
         return f"{name} {abs(best):.3f}" if best is not None and math.isfinite(best) else ""
 
     # evaluation
 
     def _evaluate_and_save_if_due(self) -> None:
-        if self.position.step % (self.settings.eval_every or self.batches.steps) == 0:
+        if self.position.step % (self.recipe.eval_every or self.batches.steps) == 0:
             self._evaluate()
             self._save()
-        elif self.position.step % self.settings.save_every == 0:
+        elif self.position.step % self.recipe.save_every == 0:
             self._save()
 
     def _evaluate(self) -> None:
@@ -323,7 +323,7 @@ class Loop:
             at.best_scores |= {lesson.prefix + name: score for name, score in scores[lesson.name].items()}
             self.best_answers[lesson.name] = answers[lesson.name]
         at.waited = 0 if any(lesson in kept for lesson in self.deciding()) else at.waited + 1
-        at.stopped = bool(self.settings.patience) and at.waited >= self.settings.patience
+        at.stopped = bool(self.recipe.patience) and at.waited >= self.recipe.patience
 
     def _judges(self) -> bool:
         """Whether there are validation rows, which choose the best state."""
