@@ -137,13 +137,19 @@ def cloze_features(
 
 def _shortened(ids: list[int], tokenizer: PreTrainedTokenizerBase, most: int) -> list[int]:
     """At most so many tokens: the longer side of the masks loses those at its outer end."""
-    first, last = ids[0] in tokenizer.all_special_ids, ids[-1] in tokenizer.all_special_ids
-    while len(ids) > most:
-        at = [i for i, token in enumerate(ids) if token == tokenizer.mask_token_id]
-        left, right = at[0] - first, len(ids) - 1 - at[-1] - last
-        out = int(first) if left >= right else len(ids) - 1 - last
-        ids = ids[:out] + ids[out + 1 :]
-    return ids
+    if len(ids) <= most:
+        return ids
+    special = set(tokenizer.all_special_ids)
+    begin, end = int(ids[0] in special), len(ids) - int(ids[-1] in special)  # special tokens at the ends stay
+    at = [i for i, token in enumerate(ids) if token == tokenizer.mask_token_id]
+    left, right = at[0] - begin, end - 1 - at[-1]
+    cut_left = cut_right = 0
+    for _ in range(len(ids) - most):
+        if left - cut_left >= right - cut_right:
+            cut_left += 1
+        else:
+            cut_right += 1
+    return ids[:begin] + ids[begin + cut_left : end - cut_right] + ids[end:]
 
 
 def at_masks(logits: Tensor, batch: dict[str, Tensor], words: LabelWords) -> Tensor:
