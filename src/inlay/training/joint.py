@@ -268,11 +268,11 @@ class JointLoop(Loop):
 
     def clip(self) -> None:
         if not self.apart:
-            return super().clip()
+            super().clip()
+            return
         self.accelerator.unscale_gradients()
         for lesson in self.lessons:
             torch.nn.utils.clip_grad_norm_([self.learned.now[n] for n in self._own(lesson)], self.recipe.clip)
-        return None
 
     def _own(self, lesson: Lesson) -> list[str]:
         """The parameters of one task's inlay."""

@@ -350,10 +350,8 @@ class Loop:
             count = counter(self.watch, sum(len(lesson.validation.examples) for lesson in self.lessons))
             for lesson in self.lessons:
                 lesson.enter()
-                accelerator = self.accelerator
-                found[lesson.name] = ask(
-                    self.host, lesson.codec, lesson.validation, accelerator=accelerator, watch=count
-                )
+                rows = lesson.validation
+                found[lesson.name] = ask(self.host, lesson.codec, rows, accelerator=self.accelerator, watch=count)
         return found
 
     def _entry(self, scores: Mapping[str, Mapping[str, float]], values: Mapping[str, float]) -> Entry:
