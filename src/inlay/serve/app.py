@@ -38,7 +38,7 @@ from inlay.serve.errors import (
     ServeError,
     TooLarge,
     Unavailable,
-    told,
+    as_answer,
 )
 from inlay.serve.gate import Gate, extra
 from inlay.serve.keys import Keys
@@ -135,8 +135,7 @@ class Asking:
         self.cutters = ThreadPoolExecutor(2, "inlay-cut")
 
     async def __call__(self, request: Request, rows: int, enter: Callable[..., Future[Any]], wait: float | None) -> Any:
-        limit = self.engine.limits.deadline
-        until = time.monotonic() + min(wait or limit, limit)
+        until = self.engine.limits.until(wait)
         return await _waited(request, await self.entered(request, rows, enter, until), until)
 
     async def entered(
@@ -250,7 +249,7 @@ def _add_completions(app: FastAPI, ask: Asking) -> None:
             return JSONResponse(made.whole(await ask(request, len(prompts), enter, timeout)))
         pieces: asyncio.Queue[str] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        until = time.monotonic() + min(timeout or engine.limits.deadline, engine.limits.deadline)
+        until = engine.limits.until(timeout)
 
         def on_text(piece: str) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
@@ -287,7 +286,7 @@ class Completing:
             try:
                 yield _event(self.facts | {"choices": [_choice(0, "", (await answer)[0])]})
             except ServeError as error:
-                yield _event({"error": told(error), "error_type": error.error_type})
+                yield _event(as_answer(error))
             yield "data: [DONE]\n\n"
         finally:
             future.cancel()
@@ -456,8 +455,7 @@ def _host(engine: Engine) -> dict[str, Any]:
 def _handle_errors(app: FastAPI) -> None:
     def answer(error: ServeError) -> Response:
         headers = {name.decode(): value.decode() for name, value in extra(error)}
-        body = {"error": told(error), "error_type": error.error_type}
-        return JSONResponse(body, status_code=error.status, headers=headers)
+        return JSONResponse(as_answer(error), status_code=error.status, headers=headers)
 
     @app.exception_handler(InlayError)
     async def ours(request: Request, error: InlayError) -> Response:

@@ -11,7 +11,6 @@ the model thread    takes a batch, joins the plans of its rows, runs the host on
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -38,6 +37,7 @@ from inlay.serve.errors import DeadlineExceeded, Gone, Invalid, Overloaded, Serv
 from inlay.serve.explain import explained, look_inside
 from inlay.serve.inputs import read_inputs
 from inlay.serve.limits import Limits
+from inlay.serve.logs import LOG
 from inlay.serve.pieces import Piece, common_host, piece_at, pieces_of
 from inlay.serve.requests import Request, Row
 from inlay.serve.shelf import Model, Shelf
@@ -51,7 +51,6 @@ from inlay.training.tokens import on_device
 from inlay.training.workbench import Workbench
 
 T = TypeVar("T")
-LOG = logging.getLogger("inlay.serve")
 Read = Callable[[Model], tuple[Codec, list[Example]]]
 """How a request is read, once its model is known."""
 BEAT = 0.25
@@ -235,7 +234,7 @@ class Engine:
     @contextmanager
     def _prepared(self, model: str, read: Read, client: str, timeout: float | None) -> Iterator[Request]:
         """Checked inputs, cut into tokens, for a model that stays until it has answered; let go after an error."""
-        deadline = time.monotonic() + min(timeout or self.limits.deadline, self.limits.deadline)
+        deadline = self.limits.until(timeout)
         served = self.shelf.claim(model)
         try:
             codec, examples = read(served)

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inlay.serve.engine import Engine
-from inlay.serve.errors import BadRequest, DeadlineExceeded, Forbidden, ServeError, TooLarge, Unauthorized, told
+from inlay.serve.errors import BadRequest, DeadlineExceeded, Forbidden, ServeError, TooLarge, Unauthorized, as_answer
 from inlay.serve.keys import Keys, client_of, key_in
 from inlay.serve.limits import Limits
 from inlay.serve.logs import LOG, request_id
@@ -136,7 +136,7 @@ def _name(host: str) -> str:
 
 async def refuse(error: ServeError, send: Send) -> None:
     """An error as the answer, before the application has begun one."""
-    body = json.dumps({"error": told(error), "error_type": error.error_type}).encode()
+    body = json.dumps(as_answer(error)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *extra(error)]
     if isinstance(error, TooLarge | DeadlineExceeded):  # what is still to come of the body is not read
         headers.append((b"connection", b"close"))
