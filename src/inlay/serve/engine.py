@@ -436,10 +436,10 @@ class Engine:
         inlays_of(host).switch(host, plan)
         logits: Tensor = host(**inputs).logits.cpu()
         for row, own in zip(batch, logits, strict=True):
-            model, features = row.request.model, row.request.split.features
+            codec, features = row.request.model.codec, row.request.split.features
             if own.dim() == 2:  # the batch has logits for every token: of a text they are the same at all of them
-                own = own[features.real(row.length, len(own))] if model.per_token else own[0]
-            row.request.found[row.at] = own[..., : model.outputs]
+                own = own[features.real(row.length, len(own))] if codec.per_token else own[0]
+            row.request.found[row.at] = own[..., : codec.outputs]
             self._done(row.request)
 
     def plan_for(self, batch: Sequence[Row]) -> tuple[Plan, list[Row]]:

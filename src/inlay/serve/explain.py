@@ -66,7 +66,8 @@ class Look:
         logits, recorded = self._pass(shelf.host, inputs, list(model.members.values()))
         for i, row in enumerate(batch):
             real = features.real(row.length, inputs["input_ids"].shape[1])
-            self.logits[row.at] = (logits[i, real] if model.per_token else logits[i])[..., : model.outputs]
+            own = logits[i, real] if model.codec.per_token else logits[i]
+            self.logits[row.at] = own[..., : model.codec.outputs]
             self.weights[row.at] = [_rounded(whole[i, real]) for whole in recorded]
 
     def _pass(

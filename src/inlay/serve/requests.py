@@ -100,10 +100,9 @@ class Request:
         if self.written:
             return [self.written[i] for i in range(len(self.split.examples))]
         found = [logits for logits in self.found if logits is not None]
-        logits = _padded(found, features.left) if self.model.per_token else torch.stack(found)
+        logits = _padded(found, features.left) if codec.per_token else torch.stack(found)
         if features.made == "choices":
-            counts = features.owns.diff()
-            logits = by_choice(logits, torch.arange(int(counts.max())) < counts.unsqueeze(1))
+            logits = by_choice(logits, features.choices_of(range(len(features))))
         return codec.answers(logits, self.split, range(len(self.split.examples)))
 
     def said(self, answers: Sequence[Answer]) -> list[Any]:

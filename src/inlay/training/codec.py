@@ -134,6 +134,16 @@ class Codec:
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
 
+    @property
+    def per_token(self) -> bool:
+        """Form labels: whether a head has logits for every token."""
+        return self.task.kind in ("tags", "spans")
+
+    @property
+    def outputs(self) -> int:
+        """Form labels: how many numbers a head gives for a text, or for a token."""
+        return {"regression": 1, "choice": 1, "spans": 2}.get(self.task.kind, len(self.task.labels))
+
     def encode(self, examples: Sequence[Example], *, labelled: bool = True, cache: bool = True) -> EncodedSplit:
         """Examples with their tokens, and with their targets where they have some.
 
@@ -261,7 +271,7 @@ class Codec:
         if self.task.kind == "multilabel":
             each = logits.double().sigmoid().tolist()
             return [Answer(tuple(i for i, p in enumerate(row) if p > 0.5), tuple(row)) for row in each]
-        if self.task.kind in ("tags", "spans"):
+        if self.per_token:
             assert split is not None, "tags and spans are read off tokens"
             logits = logits.double().cpu()
             return self._tags(logits, split, rows) if self.task.kind == "tags" else self._spans(logits, split, rows)

@@ -332,12 +332,11 @@ def own_logits(logits: Tensor, codec: Codec, length: int, *, left: bool) -> Tens
     (B, labels), or (B, T, labels) where some task has logits for every token; `length` is the longest of this
     task's own rows.
     """
-    outputs = {"choice": 1, "regression": 1, "spans": 2}.get(codec.task.kind, len(codec.task.labels))
-    if logits.dim() == 3 and codec.task.kind in ("tags", "spans"):
+    if logits.dim() == 3 and codec.per_token:
         logits = logits[:, -length:] if left else logits[:, :length]
     elif logits.dim() == 3:
         logits = logits[:, 0]  # the same at every token
-    return logits[..., :outputs]
+    return logits[..., : codec.outputs]
 
 
 def joined(batches: Sequence[dict[str, Tensor]], features: Features) -> dict[str, Tensor]:

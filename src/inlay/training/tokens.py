@@ -18,7 +18,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -121,9 +121,13 @@ class Features:
         made = self.inputs.padded(which, self.pads, self.left)
         made["attention_mask"] = made.pop("mask")
         if self.made == "choices":
-            counts = self.owns.diff()[torch.tensor(rows)]
-            made["there"] = torch.arange(int(counts.max())) < counts.unsqueeze(1)
+            made["there"] = self.choices_of(rows)
         return made | self._labels(rows, which)
+
+    def choices_of(self, rows: Sequence[int]) -> Tensor:
+        """Which choices each of these examples has (B, most choices)."""
+        counts = self.owns.diff()[torch.tensor(rows)]
+        return torch.arange(int(counts.max())) < counts.unsqueeze(1)
 
     def _labels(self, rows: Sequence[int], which: Tensor) -> dict[str, Tensor]:
         if self.targets is None:
@@ -219,7 +223,7 @@ def window_features(
         for window in range(int(owns[row]), int(owns[row + 1])) if right else ():
             span = _span_in(made.stands_for(window), right[0][1], right[0][1] + len(right[0][0]))
             targets[window] = torch.tensor(span) if span is not None else targets[window]
-    return _ready(tokenizer, inputs, owns, targets, cached=cached, made="windows", places=places)
+    return replace(made, targets=targets)
 
 
 def first_token(made: Features, sequence: int, tokenizer: PreTrainedTokenizerBase) -> int:
