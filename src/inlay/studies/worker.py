@@ -27,7 +27,7 @@ from typing import Any, Literal
 from inlay.errors import ConfigError, InlayError
 from inlay.storage.files import write_whole
 from inlay.storage.locks import InUse, locked
-from inlay.storage.plain_json import as_json, read_json
+from inlay.storage.plain_json import as_json, number, read_json
 from inlay.studies.cells import PARTS, Result, StudyFolder
 from inlay.studies.ways import JOINT
 
@@ -261,7 +261,7 @@ def _over_time(entries: list[dict[str, Any]], record: dict[str, Any], settings: 
 
     Where no metric decides, it is the lowest loss of the validation rows.
     """
-    validation = {key: _number(value) for key, value in record["validation"].items()}
+    validation = {key: number(value) for key, value in record["validation"].items()}
     selected = settings.selected(validation)[1] if validation else math.nan
     losses = [entry["validation_loss"] for entry in entries if entry.get("validation_loss") is not None]
     if math.isnan(selected) and losses:
@@ -422,10 +422,6 @@ def _loss(examples: Any, answers: Any) -> float | None:
         return None
     each = [-math.log(max(a.probabilities[e.target], 1e-12)) for e, a in zip(examples, answers, strict=True)]
     return round(sum(each) / len(each), 5)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _forget_peak() -> None:
