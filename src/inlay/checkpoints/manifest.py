@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from inlay.errors import CheckpointError, NamingError
-from inlay.host.verbs import NAME
 from inlay.storage.folders import reading
+from inlay.storage.names import NAME
 from inlay.storage.plain_json import digest_of, read_json
 
 FORMAT = 1

@@ -16,9 +16,9 @@ from typing import Any
 from inlay.checkpoints.manifest import MANIFEST, read_manifest
 from inlay.data.task import Task
 from inlay.errors import CheckpointError, InlayError, NamingError
-from inlay.host.verbs import NAME
 from inlay.runs.folder import RECORD, Run, TaskRun, find_runs, run_at, usual_name
 from inlay.runs.use import finished_record, generation_of, task_of
+from inlay.storage.names import NAME, NAMES_HAVE
 from inlay.studies.cells import STUDY
 from inlay.studies.plan import Cell, View, view_of
 from inlay.studies.ways import JOINT
@@ -95,10 +95,7 @@ def _renamed(piece: Piece, name: str | None, several: bool) -> Piece:
     if name is not None:
         piece = replace(piece, name=f"{name}-{piece.name}" if several else name)
     if not NAME.fullmatch(piece.name):
-        raise NamingError(
-            f"{piece.name!r} cannot be a model's name: use 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or "
-            f"a digit. Give another one: NAME=PATH."
-        )
+        raise NamingError(f"{piece.name!r} cannot be a model's name: {NAMES_HAVE}. Give another one: NAME=PATH.")
     return piece
 
 
