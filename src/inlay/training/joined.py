@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inlay.errors import ConfigError
+from inlay.errors import ConfigError, first_line
 from inlay.host.verbs import evaluating
 from inlay.training.tokens import IGNORED, Features, Tokens, cache_key, cached_tensors, flat, on_device
 
@@ -208,8 +208,7 @@ def check_packing(host: PreTrainedModel, features: JoinedFeatures) -> None:
             alone = [host(**_inputs(wide.collate([row]), host)).logits[0] for row in rows]
             both = host(**on_device(batch, host.device)).logits[0].split(sizes)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"{told}: its attention takes no mask of its own ({first}). {TO_DO}") from None
+        raise ConfigError(f"{told}: its attention takes no mask of its own ({first_line(error)}). {TO_DO}") from None
     scale = max(float(one.abs().max()) for one in alone)
     off = max(float((one - other).abs().max()) for one, other in zip(alone, both, strict=True))
     if not off <= 1e-4 * max(scale, 1.0):
