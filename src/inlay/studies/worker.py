@@ -13,7 +13,6 @@ A description is plain data, so that it can be sent anywhere:
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import math
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inlay.errors import ConfigError, InlayError
-from inlay.storage.files import write_whole
+from inlay.storage.files import is_full, write_whole
 from inlay.storage.locks import InUse, locked
 from inlay.storage.plain_json import as_json, number, read_json
 from inlay.studies.cells import PARTS, Result, StudyFolder
@@ -93,8 +92,7 @@ def _run(folder: StudyFolder, name: str, cell: Description, watch: Any) -> tuple
 
 
 def _of_the_disk(problem: OSError) -> tuple[Ending, str]:
-    full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return ("full" if full else "failed"), str(problem)
+    return ("full" if is_full(problem) else "failed"), str(problem)
 
 
 # the works
