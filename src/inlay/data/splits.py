@@ -17,16 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inlay.data.errors import DataError
-from inlay.data.examples import (
-    Example,
-    check_classes,
-    check_metrics,
-    examples,
-    grouped,
-    label_text,
-    one_per_answer,
-    settled,
-)
+from inlay.data.examples import Example, check_metrics, examples, grouped, one_per_answer, settled
+from inlay.data.labels import check_classes, label_text
 from inlay.data.rows import Table
 from inlay.data.sources import Data, read_splits
 from inlay.data.task import Task
