@@ -34,8 +34,9 @@ from inlay.training.batching import Batch, padding_share, training_batches
 from inlay.training.codec import Codec
 from inlay.training.evaluate import by_choice
 from inlay.training.lesson import Lesson
-from inlay.training.loop import Entry, Loop, adamw, check_complete
+from inlay.training.loop import Entry, Loop, check_complete
 from inlay.training.objectives import plain_loss
+from inlay.training.optimizer import adamw
 from inlay.training.recipe import LOSS, Recipe
 from inlay.training.state import Standing
 from inlay.training.tokens import IGNORED, Features, on_device

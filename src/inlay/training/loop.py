@@ -18,14 +18,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from inlay.errors import ConfigError, InlayError
@@ -36,6 +35,7 @@ from inlay.training.head_first import fit_head
 from inlay.training.interrupt import Interrupted, Interrupts
 from inlay.training.lesson import Lesson
 from inlay.training.objectives import Objective, Portion, plain_loss
+from inlay.training.optimizer import adamw, rate_at
 from inlay.training.progress import Silent, Watcher, counter
 from inlay.training.recipe import Recipe
 from inlay.training.state import Learned, Position, Standing, load_state, random_state, save_state, together
@@ -460,25 +460,3 @@ def check_batch(rows: int, recipe: Recipe) -> None:
         raise ConfigError(
             f"{rows} training rows are fewer than a batch of {recipe.batch_size}; use a smaller `batch_size`."
         )
-
-
-def rate_at(step: int, total: int, recipe: Recipe) -> float:
-    """The schedule: the learning rate of a step, counted from 0. It rises linearly, then does as `schedule` says."""
-    assert recipe.lr is not None
-    rise = recipe.warmup_steps(total)
-    if step < rise:
-        return recipe.lr * (step + 1) / rise
-    left = max(0.0, (total - step) / max(1, total - rise))  # 1 when it begins to fall, 0 at the end
-    return recipe.lr * {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}[recipe.schedule]
-
-
-def adamw(learned: Mapping[str, nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
-    """Weight decay for matrices only, and not for those that `no_decay` names."""
-    assert recipe.lr is not None
-    decay, none = list[Tensor](), list[Tensor]()
-    for name, parameter in learned.items():
-        free = parameter.dim() <= 1 or any(fnmatchcase(name, pattern) for pattern in recipe.no_decay)
-        (none if free else decay).append(parameter)
-    groups = [{"params": decay, "weight_decay": recipe.weight_decay}, {"params": none, "weight_decay": 0.0}]
-    used = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(used, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
