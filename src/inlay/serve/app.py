@@ -6,10 +6,8 @@ app = build_app(Engine.open(["runs/rte"]))        uvicorn, hypercorn or Ray Serv
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,6 +24,7 @@ import inlay
 from inlay.data.rows import check_text
 from inlay.errors import InlayError
 from inlay.serve import forms
+from inlay.serve.completions import Completing
 from inlay.serve.engine import Engine, Hold
 from inlay.serve.errors import (
     BadRequest,
@@ -47,7 +46,6 @@ from inlay.serve.metrics import Metrics
 from inlay.serve.pieces import Piece, piece_at
 from inlay.serve.roots import below, inside
 from inlay.serve.shelf import Model
-from inlay.training.generation import WrittenText
 from inlay.training.recipe import Generation
 
 PAGE = Path(__file__).parent / "page"
@@ -256,50 +254,6 @@ def _add_completions(app: FastAPI, ask: Asking) -> None:
 
         future = await ask.entered(request, 1, partial(enter, on_text=on_text), until)
         return StreamingResponse(made.stream(pieces, future), media_type="text/event-stream")
-
-
-class Completing:
-    """The answers of /v1/completions, whole or in pieces."""
-
-    def __init__(self, model: str) -> None:
-        self.facts = {
-            "id": f"cmpl-{secrets.token_hex(8)}", "object": "text_completion", "created": int(time.time()),
-            "model": model,
-        }  # fmt: skip
-
-    def whole(self, texts: list[WrittenText]) -> dict[str, Any]:
-        read, written = sum(one.read for one in texts), sum(one.tokens for one in texts)
-        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-        return self.facts | {"choices": [_choice(i, one.text, one) for i, one in enumerate(texts)], "usage": usage}
-
-    async def stream(self, pieces: asyncio.Queue[str], future: Future[Any]) -> AsyncIterator[str]:
-        """Server-sent events. A client that goes away closes this, and its text is written no further."""
-        answer = asyncio.ensure_future(asyncio.wrap_future(future))
-        try:
-            while not (answer.done() and pieces.empty()):
-                piece = asyncio.ensure_future(pieces.get())
-                await asyncio.wait({piece, answer}, return_when="FIRST_COMPLETED")
-                if piece.done():
-                    yield _event(self.facts | {"choices": [_choice(0, piece.result(), None)]})
-                else:
-                    piece.cancel()
-            try:
-                yield _event(self.facts | {"choices": [_choice(0, "", (await answer)[0])]})
-            except ServeError as error:
-                yield _event(as_answer(error))
-            yield "data: [DONE]\n\n"
-        finally:
-            future.cancel()
-
-
-def _choice(index: int, text: str, whole: WrittenText | None) -> dict[str, Any]:
-    """A text, or a piece of one that is not whole yet."""
-    reason = None if whole is None else "stop" if whole.ended else "length"
-    return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 def _add_models(app: FastAPI, engine: Engine) -> None:
