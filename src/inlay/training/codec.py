@@ -126,7 +126,7 @@ class Codec:
     decoder: bool = False
     """Form text: whether the host reads a prompt and its own answer as one sequence."""
     verbatim: bool = False
-    """Decoders: whether prompts are gone on with as they stand; otherwise the spaces at their end are the answer's."""
+    """Decoders: whether prompts are continued as they stand; otherwise spaces at their end become the answer's."""
     words: LabelWords | None = None
     """Answering with words: those of the labels."""
     packing: bool = False
@@ -353,7 +353,7 @@ class Codec:
         )  # fmt: skip
 
     def measure(self, split: EncodedSplit, answers: Sequence[Answer]) -> dict[str, float]:
-        """The task's metrics of answers to a split's examples."""
+        """The task's metrics of these answers to a split's examples."""
         examples = split.examples
         targets = [e.answers or e.target for e in examples]
         said = [self._in_words(e, a) if e.answers else a.prediction for e, a in zip(examples, answers, strict=True)]
@@ -367,7 +367,7 @@ class Codec:
         return found
 
     def says_nothing(self, value: float, answers: Sequence[Answer]) -> bool:
-        """Whether a metric's value cannot tell one state from another: not defined, or no answer is one at all."""
+        """Whether a metric cannot tell one state from another: it is not defined, or no answer is a valid one."""
         if self.task.kind == "text":
             return math.isnan(value) or value == 0
         return math.isnan(value) or (self.form == "text" and all(answer.prediction == -1 for answer in answers))

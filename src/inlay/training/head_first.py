@@ -55,8 +55,9 @@ def fit_head(
 ) -> bool:  # fmt: skip
     """Fit the active setup's own head to labelled rows. False where there is none, or it does not train.
 
-    validation: rows that choose C, by the task's main metric; of equally good ones the smallest. A head that
-    gives all of them one label is not chosen, though it may score best where labels are uneven: nothing learns through.
+    validation: rows that choose C, by the task's main metric; of equally good ones the smallest. A head that gives all
+    of them the same label is never chosen, though it may score best where labels are uneven: the inlay could not learn
+    through it.
     """
     layer = last_layer(host)
     if codec.form != "labels" or layer is None or not layer.weight.requires_grad:

@@ -160,7 +160,7 @@ class Loop:
         return adamw(self.learned.now, self.recipe)
 
     def shares_of(self, rows: Mapping[int, Sequence[int]]) -> dict[int, float]:
-        """What each task of a batch counts in the step's loss, by its rows."""
+        """The weight of each task of a batch in the step's loss."""
         return dict.fromkeys(rows, 1.0)
 
     def passes(self, rows: dict[int, list[int]]) -> list[dict[int, list[int]]]:
@@ -336,7 +336,7 @@ class Loop:
         self.learned.keep()
 
     def weighed(self, quiet: Sequence[Lesson]) -> Sequence[Lesson]:
-        """The tasks whose loss is asked for, where those metrics say nothing."""
+        """The tasks whose validation loss is measured, given those whose metric says nothing."""
         return self.deciding() if all(lesson in quiet for lesson in self.deciding()) else []
 
     def _validation_loss(self, lesson: Lesson) -> float:
@@ -426,7 +426,7 @@ class TrainingLoop(Loop):
 
 
 def _step_share(passes: Sequence[Collection[int]], tasks: Collection[int], shares: Mapping[int, float]) -> float:
-    """What one of a step's passes bears of anything that is added once: of a task by itself what the task counts."""
+    """The part of a once-per-step term, such as a penalty, that one pass adds: passes of one task share its part."""
     if len(tasks) > 1:
         return 1 / len(passes)
     (task,) = tasks

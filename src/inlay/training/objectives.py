@@ -30,7 +30,7 @@ class Portion:
     row_weight: float
     """What the loss of one row, or of one target token, counts in the step's mean."""
     step_share: float
-    """What this portion bears of anything that a step adds once, such as a penalty."""
+    """The part of a once-per-step term, such as a penalty, that this portion adds."""
 
 
 class Objective(Protocol):
@@ -61,7 +61,7 @@ def consistent_loss(
         return codec.compared(codec.aligned(logits, labels)) if there is None else by_choice(logits, there)
 
     def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
-        return codec.loss(codec.compared(logits), labels) * portion.row_weight  # compared twice is as it was
+        return codec.loss(codec.compared(logits), labels) * portion.row_weight  # swapped a second time: as they were
 
     whole = codec.counted(labels) * portion.row_weight * weight
     return mixture_loss(
