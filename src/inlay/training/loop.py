@@ -297,7 +297,6 @@ class Loop:
     def _evaluate(self) -> None:
         """Measure, log, keep the best state, and stop early where patience has run out."""
         self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
-        at = self.position
         if not self._judges():
             self._keep_latest()
             return
@@ -315,15 +314,23 @@ class Loop:
         logged = {f"{lesson.prefix}validation_loss": loss for lesson, loss in losses.items()}
         logged |= {} if whole.loss is None else {"validation_loss": whole.loss}
         self._log(self._entry(scores, values) | logged)
+        for lesson in self._keep_if_better(whole, standings):
+            self.position.best_scores |= {lesson.prefix + name: x for name, x in scores[lesson.name].items()}
+            self.best_answers[lesson.name] = answers[lesson.name]
+
+    def _keep_if_better(self, whole: Standing, standings: Mapping[str, Standing]) -> list[Lesson]:
+        """Keep what is better than before, and stop where nothing has been for long; returns the lessons that are kept.
+
+        whole: how good this state is for all deciding tasks together.
+        """
+        at = self.position
         better = whole.beats(None if at.best is None else Standing(at.best, at.best_loss))
         if better:
             at.best, at.best_loss, at.best_step = whole.value, whole.loss, at.step
         kept = self.keep_best(standings, better)
-        for lesson in kept:
-            at.best_scores |= {lesson.prefix + name: score for name, score in scores[lesson.name].items()}
-            self.best_answers[lesson.name] = answers[lesson.name]
         at.waited = 0 if any(lesson in kept for lesson in self.deciding()) else at.waited + 1
         at.stopped = bool(self.recipe.patience) and at.waited >= self.recipe.patience
+        return kept
 
     def _judges(self) -> bool:
         """Whether there are validation rows, which choose the best state."""
