@@ -142,7 +142,8 @@ def _demonstrated(task: Task, table: Table, data: Data) -> tuple[dict[str, str],
         if made[at].cloze is not None:
             before, after = made[at].cloze or ("", "")
             shown["cloze"] = shown.get("cloze", "") + f"{before}{word}{after} "
-    return shown, table.take([i for i in range(len(table)) if i not in set(order)])
+    taken = set(order)
+    return shown, table.take([i for i in range(len(table)) if i not in taken])
 
 
 def _examples_of(task: Task, tables: dict[str, Table], few: bool = False) -> list[list[Example]]:
