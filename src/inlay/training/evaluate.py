@@ -21,7 +21,7 @@ from inlay.methods.mixture import Routing
 from inlay.training.batching import evenly, reading_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.generation import asked, rows_at_once, written
-from inlay.training.label_words import ClozeFeatures, at_masks, likelihoods
+from inlay.training.label_words import ClozeFeatures, at_masks, likelihoods, take_masks
 from inlay.training.ranking import ranked
 from inlay.training.tokens import on_device
 
@@ -136,7 +136,7 @@ def _of_all(found: list[T], accelerator: Accelerator | None) -> list[T]:
 def scores(model: nn.Module, batch: dict[str, Tensor], codec: Codec | None = None) -> Tensor:
     """Logits; those of choices as (B, choices), those at masks as the scores of label words, (B, labels)."""
     there = batch.pop("there", None)
-    masks = {name: batch.pop(name) for name in list(batch) if name.startswith("masks_")}
+    masks = take_masks(batch)
     logits: Tensor = model(**batch).logits
     if masks:
         assert codec is not None
@@ -183,6 +183,7 @@ def batches_of(host: PreTrainedModel, split: EncodedSplit, at_most: int | None =
         batch = split.features.collate([kept[row] for row in rows])
         if split.features.made != "text" or isinstance(split.features, ClozeFeatures):
             batch.pop("labels", None)  # the host itself knows no loss for choices, words, windows and masks
-        batch = {name: tensor for name, tensor in batch.items() if name != "there" and not name.startswith("masks_")}
+        batch.pop("there", None)
+        take_masks(batch)
         batches.append(on_device(batch, host.device))
     return batches

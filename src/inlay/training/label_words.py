@@ -152,12 +152,16 @@ def _shortened(ids: list[int], tokenizer: PreTrainedTokenizerBase, most: int) ->
     return ids[:begin] + ids[begin + cut_left : end - cut_right] + ids[end:]
 
 
-def at_masks(logits: Tensor, batch: dict[str, Tensor], words: LabelWords) -> Tensor:
+def take_masks(batch: dict[str, Tensor]) -> list[Tensor]:
+    """Where the masks of a batch are, (B, n) of every length, taken out of it: no host reads that."""
+    return [batch.pop(name) for name in list(batch) if name.startswith("masks_")]
+
+
+def at_masks(logits: Tensor, masks: Sequence[Tensor], words: LabelWords) -> Tensor:
     """(B, labels): the scores of the label words, from the logits (B · lengths, T, vocabulary) of a masked model."""
     kinds = len(words.lengths)
     likely = []
-    for kind in range(kinds):
-        places = batch[f"masks_{kind}"]
+    for kind, places in enumerate(masks):
         own = logits[kind::kinds]
         rows = torch.arange(len(own), device=own.device).unsqueeze(1)
         likely.append(own[rows, places].float().log_softmax(-1))

@@ -16,7 +16,7 @@ from inlay.host.verbs import inlays_of
 from inlay.training.codec import Codec
 from inlay.training.evaluate import by_choice, scores
 from inlay.training.head_first import last_layer, reaching
-from inlay.training.label_words import at_masks
+from inlay.training.label_words import at_masks, take_masks
 from inlay.training.pairs import pair_loss
 from inlay.training.recipe import Recipe
 
@@ -53,7 +53,7 @@ def consistent_loss(
     """AdaMix: the task's loss of one draw, and how far another draw is from it. Absent choices count in neither."""
     batch = given(host, codec, portion.batch)
     there, labels = batch.pop("there", None), batch["labels"]
-    masks = {name: batch.pop(name) for name in list(batch) if name.startswith("masks_")}
+    masks = take_masks(batch)
 
     def compared(logits: Tensor) -> Tensor:
         if masks and codec.words is not None:
