@@ -95,8 +95,9 @@ def tree_of(candidates: list[list[int]], start: int) -> Tree:
 
 def _together(host: PreTrainedModel, batch: dict[str, Tensor], tokens: list[list[list[int]]]) -> Scored:
     """All candidates of a row in one pass."""
-    known: dict[str, Tree] = {}  # rows have mostly the same candidates
-    trees = [known.setdefault(str(row), tree_of(row, decoder_start(host))) for row in tokens]
+    different = {str(row): row for row in tokens}  # rows have mostly the same candidates
+    known = {key: tree_of(row, decoder_start(host)) for key, row in different.items()}
+    trees = [known[str(row)] for row in tokens]
     size, longest = max(len(tree.inputs) for tree in trees), max(len(tree.at) for tree in trees)
     masks = {key: _mask(host, tree.parents, size) for key, tree in known.items()}
     given, at, wanted, owner = (
