@@ -6,9 +6,10 @@ modules, so that a module is registered once, in its inlay, however many setups 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +82,16 @@ class Draw:
     def skips(self, place: Place) -> bool:
         """Whether this training step leaves a place out."""
         return False
+
+
+class PerThread(threading.local):
+    """State of its own for each thread; copies and pickles start anew."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ A mixture is a modifier: it takes any method that says which of its maps can hav
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError
-from inlay.methods.acting import Draw, Reads, Spot, Step
+from inlay.methods.acting import Draw, PerThread, Reads, Spot, Step
 from inlay.methods.base import Method, method_from, register
 
 Routing = Literal["merged", "random", "first", "learned"]
@@ -84,17 +83,11 @@ class Alternatives(nn.Module):
         return self.maps[0]
 
 
-class Noted(threading.local):
-    """What a forward leaves for the loss, in each thread; copies and pickles start anew."""
+class Noted(PerThread):
+    """What a forward leaves for the loss."""
 
     def __init__(self) -> None:
         self.balance: Tensor | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Noted:
-        return Noted()
-
-    def __reduce__(self) -> tuple[type[Noted], tuple[()]]:
-        return Noted, ()
 
 
 class Gate(nn.Module):
