@@ -181,13 +181,10 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
     )
     async def classify(request: Request, body: forms.ClassifyForm, timeout: Timeout = None) -> Response:
         """What a model says about inputs: labels with scores, numbers, tags or spans, by the kind of its task."""
-        return await answers(request, body.model, body.inputs, timeout)
-
-    async def answers(request: Request, model: str, inputs: Sequence[Any], timeout: float | None) -> Response:
-        asked = [given if isinstance(given, str) else given.model_dump(exclude_none=True) for given in inputs]
-        request.state.facts = {"model": _known(engine, model), "rows": len(asked)}
+        model, inputs = body.model, [_plain(given) for given in body.inputs]
+        request.state.facts = {"model": _known(engine, model), "rows": len(inputs)}
         kind = engine.shelf[model].codec.task.kind
-        results = await ask(request, len(asked), lambda hold, **how: engine.enter(hold, model, asked, **how), timeout)
+        results = await ask(request, len(inputs), lambda hold, **how: engine.enter(hold, model, inputs, **how), timeout)
         return JSONResponse({"model": model, "kind": kind, "results": results})
 
     @app.post(
@@ -206,11 +203,10 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
     @app.post("/v1/explain", responses=responses(forms.Explained, 404, 429, 503), response_model=None, tags=["answers"])
     async def explain(request: Request, body: forms.ExplainForm, timeout: Timeout = None) -> Response:
         """How a fusion weighs its members, by text, place, token and member; its answer with some off or pinned."""
-        given = body.input if isinstance(body.input, str) else body.input.model_dump(exclude_none=True)
         request.state.facts = {"model": _known(engine, body.model), "rows": 1}
 
         def enter(hold: Hold, **how: Any) -> Future[Any]:
-            return engine.enter_explain(hold, body.model, given, off=body.off, pin=body.pin, **how)
+            return engine.enter_explain(hold, body.model, _plain(body.input), off=body.off, pin=body.pin, **how)
 
         return JSONResponse(await ask(request, 1, enter, timeout))
 
@@ -358,6 +354,11 @@ def _file(file: Path | None) -> Response:
 
 
 # pieces of answers
+
+
+def _plain(given: forms.Input) -> str | dict[str, Any]:
+    """One input as `inlay.serve.inputs` reads it."""
+    return given if isinstance(given, str) else given.model_dump(exclude_none=True)
 
 
 def _known(engine: Engine, model: str) -> str:
