@@ -101,7 +101,7 @@ class Request:
             return [self.written[i] for i in range(len(self.split.examples))]
         found = [logits for logits in self.found if logits is not None]
         logits = _padded(found, features.left) if codec.per_token else torch.stack(found)
-        if features.made == "choices":
+        if features.kind == "choices":
             logits = by_choice(logits, features.choices_of(range(len(features))))
         return codec.answers(logits, self.split, range(len(self.split.examples)))
 

@@ -181,7 +181,7 @@ def batches_of(host: PreTrainedModel, split: EncodedSplit, at_most: int | None =
     kept = evenly(len(split.features.lengths), at_most)
     for rows in reading_batches(split.features.lengths[kept], BATCH):
         batch = split.features.collate([kept[row] for row in rows])
-        if split.features.made != "text" or isinstance(split.features, ClozeFeatures):
+        if split.features.kind != "text" or isinstance(split.features, ClozeFeatures):
             batch.pop("labels", None)  # the host itself knows no loss for choices, words, windows and masks
         batch.pop("there", None)
         take_masks(batch)

@@ -139,7 +139,7 @@ def joined_features(
     targets = Tokens({"input_ids": labels}, starts) if labels is not None else None
     pads = {"input_ids": int(tokenizer.pad_token_id or 0)}
     return JoinedFeatures(
-        Tokens(made, starts), owns, targets, pads, left=False, cached=cached, made="joined", prompts=lengths,
+        Tokens(made, starts), owns, targets, pads, left=False, cached=cached, kind="joined", prompts=lengths,
         room=max_length if packed else 0,
     )  # fmt: skip
 

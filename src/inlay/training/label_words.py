@@ -132,7 +132,7 @@ def cloze_features(
     pads = {"input_ids": int(tokenizer.pad_token_id or 0)}
     wanted = torch.tensor(targets) if targets is not None else None
     places = tuple(torch.tensor(each) for each in masks)
-    return ClozeFeatures(Tokens(made, starts), owns, wanted, pads, made="text", masks=places)
+    return ClozeFeatures(Tokens(made, starts), owns, wanted, pads, kind="text", masks=places)
 
 
 def _shortened(ids: list[int], tokenizer: PreTrainedTokenizerBase, most: int) -> list[int]:

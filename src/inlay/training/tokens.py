@@ -39,7 +39,8 @@ COUNT_FROM_PADDING = (
 
 Target = int | float | str | tuple[float, ...] | None
 """What an example asks for: the index of a label or choice, a number, a text, 0 or 1 for each label; None: unknown."""
-Made = Literal["text", "choices", "words", "windows", "joined"]
+FeatureKind = Literal["text", "choices", "words", "windows", "joined"]
+"""What the sequences of an example are; see above."""
 PLACES = ("word", "begin", "end")
 """What a token stands for: which word it is the first of, or from where to where it is in the context; -1: nothing."""
 IGNORED = -100
@@ -83,8 +84,7 @@ class Features:
     pads: dict[str, int]
     left: bool = False
     cached: bool = False
-    made: Made = "text"
-    """What the sequences of an example are."""
+    kind: FeatureKind = "text"
     places: Tokens | None = None
     """What each token stands for, where that is asked."""
 
@@ -120,7 +120,7 @@ class Features:
         which = self.sequences(rows)
         made = self.inputs.padded(which, self.pads, self.left)
         made["attention_mask"] = made.pop("mask")
-        if self.made == "choices":
+        if self.kind == "choices":
             made["there"] = self.choices_of(rows)
         return made | self._labels(rows, which)
 
@@ -132,22 +132,22 @@ class Features:
     def _labels(self, rows: Sequence[int], which: Tensor) -> dict[str, Tensor]:
         if self.targets is None:
             return {}
-        if self.made == "windows":
+        if self.kind == "windows":
             assert isinstance(self.targets, Tensor)
             lengths = self.inputs.lengths[which]  # first and last token of each window, wherever its padding is
             return {"labels": self.targets[which] + ((lengths.max() - lengths).unsqueeze(1) if self.left else 0)}
         if isinstance(self.targets, Tensor):
             return {"labels": self.targets[torch.tensor(rows)]}
-        wanted = self.targets.padded(torch.tensor(rows), {}, self.left and self.made == "words")
+        wanted = self.targets.padded(torch.tensor(rows), {}, self.left and self.kind == "words")
         return {"labels": wanted["input_ids"].masked_fill(wanted["mask"] == 0, IGNORED)}
 
     def weights(self, rows: Sequence[int]) -> int:
         """What a step's mean loss divides by: rows, windows, labelled words, or target tokens."""
-        if self.made == "words":
+        if self.kind == "words":
             return max(1, int((self._labels(rows, torch.tensor(rows))["labels"] != IGNORED).sum()))
         if isinstance(self.targets, Tokens):
             return int(self.targets.lengths[torch.tensor(rows)].sum())
-        return len(self.sequences(rows)) if self.made == "windows" else len(rows)
+        return len(self.sequences(rows)) if self.kind == "windows" else len(rows)
 
     def real(self, length: int, longest: int) -> slice:
         """Where the tokens of a sequence are in a batch that is padded to the longest."""
@@ -176,8 +176,8 @@ def features(
         wanted, _ = _tokens(tokenizer, cast(list[str], list(targets)), [None] * len(targets), max_length)
     elif targets is not None:
         wanted = torch.tensor(targets)
-    made: Made = "choices" if any(len(example.texts) > 1 for example in examples) else "text"
-    return _ready(tokenizer, inputs, owns, wanted, cached=cached, made=made)
+    kind: FeatureKind = "choices" if any(len(example.texts) > 1 for example in examples) else "text"
+    return _ready(tokenizer, inputs, owns, wanted, cached=cached, kind=kind)
 
 
 def word_features(
@@ -198,7 +198,7 @@ def word_features(
         labels = torch.where(at >= 0, known[(first + at).clamp(min=0)], IGNORED)
         targets = Tokens({"input_ids": labels}, inputs.starts)
     owns = torch.arange(len(examples) + 1)
-    return _ready(tokenizer, inputs, owns, targets, cached=cached, made="words", places=places)
+    return _ready(tokenizer, inputs, owns, targets, cached=cached, kind="words", places=places)
 
 
 def window_features(
@@ -213,7 +213,7 @@ def window_features(
     kept, cached = cached_tensors(key, lambda: _cut_windows(tokenizer, questions, contexts, max_length, stride))
     owns = kept.pop("owns")
     inputs, places = _split(kept)
-    made = _ready(tokenizer, inputs, owns, None, cached=cached, made="windows", places=places)
+    made = _ready(tokenizer, inputs, owns, None, cached=cached, kind="windows", places=places)
     if not labelled:
         return made
     first = torch.tensor([first_token(made, i, tokenizer) for i in range(len(inputs.starts) - 1)])
