@@ -215,7 +215,7 @@ class Engine:
                 self.rows -= hold.rows  # none, where the request is in the queue now
 
     def check_room(self, more: int = 0) -> None:
-        """Refuse where not even one row finds room, beside so many that are about to come."""
+        """Refuse where there would be no room for a single row besides `more` that are about to come."""
         self.check_open()
         if self.rows + more >= self.limits.rows:
             raise self._full(1)
@@ -233,7 +233,7 @@ class Engine:
 
     @contextmanager
     def _prepared(self, model: str, read: Read, client: str, timeout: float | None) -> Iterator[Request]:
-        """Checked inputs, cut into tokens, for a model that stays until it has answered; let go after an error."""
+        """Checked and tokenised inputs for a model that is kept until it has answered, or until an error."""
         deadline = self.limits.until(timeout)
         served = self.shelf.claim(model)
         try:
@@ -280,7 +280,7 @@ class Engine:
         self.observer.answered(request, error)
 
     def _wait(self, future: Future[T]) -> T:
-        """The answer. The model thread tells of deadlines when it gets there; this does not wait longer than that."""
+        """The answer. The model thread notices a deadline when it gets to the rows; this waits no longer."""
         try:
             return future.result(self.limits.deadline + 1)
         except Late:
@@ -352,7 +352,7 @@ class Engine:
         return time.monotonic() - self.beat
 
     def close(self, drain: float | None = None) -> None:
-        """Take nothing more, finish what was taken, for at most so many seconds, and stop."""
+        """Accept nothing more, finish what was accepted within `drain` seconds, and stop."""
         self.draining = True
         until = time.monotonic() + (self.limits.drain if drain is None else drain)
         with self.changed:
@@ -487,7 +487,7 @@ class Engine:
             self._done(request)
 
     def _go_on(self, batch: Sequence[Row]) -> None:
-        """A sign of life after each token that is written; an end where nobody waits for any of the rows."""
+        """Called after each token: gives a sign of life, and stops writing when nobody waits for any of the rows."""
         self.beat = time.monotonic()
         wanted = [row.wanted for row in batch]  # all are asked: one that is too late is told so now
         if not any(wanted):

@@ -91,7 +91,7 @@ def split_name(given: str) -> tuple[str | None, str]:
 
 
 def _renamed(piece: Piece, name: str | None, several: bool) -> Piece:
-    """The same under the name that was given, in front of its own where that stands for several."""
+    """The piece under the name that was given; as a prefix of its own name where a path stands for several pieces."""
     if name is not None:
         piece = replace(piece, name=f"{name}-{piece.name}" if several else name)
     if not NAME.fullmatch(piece.name):
@@ -207,7 +207,7 @@ def _inlay(folder: Path, allowed: Callable[[Path], bool] = Path.is_dir) -> Piece
 
 
 def _beside(folder: Path, member: str, allowed: Callable[[Path], bool]) -> Path | None:
-    """Where a fusion's run keeps a member, or what has its name beside the fusion; loading tells if it is another."""
+    """A member in its fusion's run, or what has its name beside the fusion; loading notices if that is another."""
     places = (folder.absolute().parent / "members" / member, folder.absolute().parent / member)
     for place in places if NAME.fullmatch(member) else ():
         if allowed(place) and (place / MANIFEST).is_file():

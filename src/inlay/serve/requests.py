@@ -57,7 +57,7 @@ class Request:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody waits for it; one that is too late gets its error here."""
+        """Whether somebody still waits for it; one that is past its deadline gets its error here."""
         if self.future.done():
             return False
         if time.monotonic() > self.deadline:

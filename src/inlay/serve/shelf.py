@@ -103,7 +103,7 @@ class Shelf:
 
     @property
     def names(self) -> set[str]:
-        """Of everything that answers: the models and, where it writes, the host by itself."""
+        """The names of all that answers: the models and, if it writes text, the host by itself."""
         return {*self.models, *(() if self.bare is None else (self.host_name,))}
 
     def loaded(self, name: str) -> Model:

@@ -73,7 +73,7 @@ def answer_form(task: Task, config: PretrainedConfig) -> AnswerForm:
 
 
 def _check_words(task: Task, host: str, masked: bool) -> None:
-    """A task that is answered with label words needs these, and a template that fits the host."""
+    """Refuse a task without label words, or without a template that fits the host, where words are to answer it."""
     shape = task.cloze if masked else task.template
     problems = [] if task.label_words else ["it has no label_words; give one for each label"]
     if shape is None:
@@ -85,7 +85,7 @@ def _check_words(task: Task, host: str, masked: bool) -> None:
 
 
 def is_decoder(config: PretrainedConfig) -> bool:
-    """Whether hosts of this configuration only foretell the next token, as GPT-2 and Llama do."""
+    """Whether hosts of this configuration only predict the next token, as GPT-2 and Llama do."""
     kind = config.model_type
     return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -147,7 +147,7 @@ class Codec:
     def encode(self, examples: Sequence[Example], *, labelled: bool = True, cache: bool = True) -> EncodedSplit:
         """Examples with their tokens, and with their targets where they have some.
 
-        cache: whether tokens are kept on disk for the next time; what is asked once is not worth it.
+        cache: whether tokens are kept on disk for the next time; not worth it for what is asked once.
         """
         targets: list[Target] | None
         if self.form == "mask":
@@ -179,7 +179,7 @@ class Codec:
         return features(examples, self.tokenizer, self.max_length, targets, cache)
 
     def _joined(self, prompts: Sequence[str], answers: Sequence[str] | None, cache: bool) -> Features:
-        """Prompts with their answers; the spaces before an answer belong to its first word, as its tokenizer has it."""
+        """Prompts with their answers. Spaces between the two go with the answer's first word, as tokenizers expect."""
         ends = [prompt if self.verbatim else prompt.rstrip(" ") for prompt in prompts]
         if answers is not None:
             answers = [p[len(e) :] + answer for p, e, answer in zip(prompts, ends, answers, strict=True)]
@@ -265,7 +265,7 @@ class Codec:
         return Answer(said)
 
     def answers(self, logits: Tensor, split: EncodedSplit | None = None, rows: Sequence[int] = ()) -> list[Answer]:
-        """Logits as answers; a split and its rows say what the tokens of tags and spans stand for."""
+        """Logits as answers. Tags and spans need the split and its rows, which say what each token stands for."""
         if self.task.kind == "regression":
             return [Answer(float(value)) for value in logits.flatten().tolist()]
         if self.task.kind == "multilabel":
@@ -295,7 +295,7 @@ class Codec:
         return found
 
     def _spans(self, logits: Tensor, split: EncodedSplit, rows: Sequence[int]) -> list[Answer]:
-        """The best span over all windows of a row; no answer where that scores higher and is allowed."""
+        """The best span over all windows of a row; "no answer" where the task allows it and it scores higher."""
         found, windows, made = [], iter(logits), split.features
         for row in rows:
             spans: list[tuple[float, str]] = []
@@ -325,12 +325,12 @@ class Codec:
         return names.get(self.task.kind, "single_label_classification")
 
     def aligned(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Decoders: the logits (B, W, words) that foretell the labels (B, W); a token's are for the next one."""
+        """Decoders: the logits (B, W, words) that predict the labels (B, W): each token's are for the next token."""
         done = not self.decoder or logits.shape[1] == labels.shape[1]
         return logits if done else logits[:, -labels.shape[1] - 1 : -1]
 
     def compared(self, logits: Tensor) -> Tensor:
-        """Logits with what is chosen from in the last dimension: for spans the tokens, (windows, 2, T)."""
+        """Logits with the choices in the last dimension: for spans these are the tokens, (windows, 2, T)."""
         return logits.transpose(1, 2) if self.task.kind == "spans" else logits
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -381,7 +381,7 @@ class Codec:
 
 
 def asking(codec: Codec, recipe: Recipe) -> Codec:
-    """A codec that reads contexts, and asks hosts which answer in text, as a recipe says."""
+    """The codec with a recipe's settings: how contexts are read, and how hosts that answer in text are asked."""
     return replace(
         codec, answering=recipe.answering, generation=recipe.generation(), stride=recipe.stride, packing=recipe.packing
     )

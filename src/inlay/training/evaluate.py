@@ -34,7 +34,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Route:
-    """How a mixture is evaluated: by the mean of its modules, by others of them, or by several random passes."""
+    """How a mixture is evaluated: by the mean of its modules, by single ones, or by several random passes."""
 
     routing: Literal["merged", "random", "first", "ensemble"] = "merged"
     passes: int = 4
@@ -56,7 +56,7 @@ class Route:
 
     @contextmanager
     def taken(self, host: PreTrainedModel) -> Iterator[None]:
-        """For the length of a `with` block, every mixture of the active setup goes this way."""
+        """For the length of a `with` block, every mixture of the active setup is evaluated like this."""
         with ExitStack() as stack:
             if self.routing != "merged":
                 for name in names_in(active(host)) or [""]:
@@ -107,7 +107,7 @@ def ask(
 def loss_on(
     host: PreTrainedModel, codec: Codec, split: EncodedSplit, accelerator: Accelerator | None = None
 ) -> float:  # fmt: skip
-    """The mean loss of labelled rows, which tells states apart that a metric does not."""
+    """The mean loss of labelled rows: it tells states apart that score the same."""
     sums = [(0.0, 0)]
     with evaluating(host):
         for rows in _own_share(reading_batches(split.features.lengths, BATCH), accelerator):
@@ -171,12 +171,12 @@ def _answered(
 def attention_on(
     host: PreTrainedModel, fusion: str, split: EncodedSplit, at_most: int | None = None
 ) -> FusionActivations:  # fmt: skip
-    """Mean attention per place and member over the real tokens of the rows, or of some from all over them."""
+    """Mean attention per place and member over the real tokens of all rows, or of `at_most` evenly chosen ones."""
     return fusion_activations(host, fusion, batches_of(host, split, at_most))
 
 
 def batches_of(host: PreTrainedModel, split: EncodedSplit, at_most: int | None = None) -> list[dict[str, Tensor]]:
-    """All rows, or some from all over them, as batches that the host takes."""
+    """All rows, or `at_most` evenly chosen ones, as batches that the host takes."""
     batches = []
     kept = evenly(len(split.features.lengths), at_most)
     for rows in reading_batches(split.features.lengths[kept], BATCH):

@@ -104,7 +104,7 @@ def write_rows(
     on_step: Callable[[], None] | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> list[WrittenText]:
-    """What it writes for some of the rows, in their order, letter by letter, with how each text ended.
+    """What it writes for some of the rows, in their order, with all spaces, and how each text ended.
 
     on_step: is called after each token; where it raises, nothing more is written.
     """
@@ -163,7 +163,7 @@ def written(
 
 
 def ending(ids: list[int], settings: GenerationConfig) -> tuple[int, bool]:
-    """How many of these tokens the host wrote, which padding may follow, and whether it ended its text itself."""
+    """How many of these tokens the host wrote (padding may follow), and whether it ended the text itself."""
     ends = cast(list[int], settings.eos_token_id or [])
     tokens = next((i + 1 for i, token in enumerate(ids) if token in ends), None)
     if tokens is None:
@@ -172,7 +172,7 @@ def ending(ids: list[int], settings: GenerationConfig) -> tuple[int, bool]:
 
 
 def room_for(codec: Codec, split: EncodedSplit) -> int:
-    """How many tokens an answer may have: as it was said, or those of the longest right one and a few more."""
+    """How many tokens an answer may have: what the settings say, or the longest right answer's and a few more."""
     if codec.generation.max_new_tokens is not None:
         return codec.generation.max_new_tokens
     return longest_answer(split) + NEW_TOKENS if split.features.targets is not None else USUAL_ROOM + NEW_TOKENS
@@ -187,7 +187,7 @@ def longest_answer(split: EncodedSplit) -> int:
 
 
 def settings_for(host: PreTrainedModel, codec: Codec, room: int) -> GenerationConfig:
-    """Our settings alone: what a host's own file says of sampling or beams does not act."""
+    """Our settings alone: those of the host's own generation config, such as sampling or beams, are not used."""
     how, own = codec.generation, host.generation_config
     start = decoder_start(host) if host.config.is_encoder_decoder else None
     beams = {"length_penalty": how.length_penalty} if how.beams > 1 else {}
@@ -232,7 +232,7 @@ class EachStep(StoppingCriteria):
 
 
 class OfTheAnswer(LogitsProcessor):
-    """A step that sees the tokens of the answer alone: what stands in the prompt, or pads it, is not its business."""
+    """A logits processor that is shown the answer's tokens alone, without the prompt and its padding."""
 
     def __init__(self, step: LogitsProcessor, prompt: int) -> None:
         self.step, self.prompt = step, prompt
@@ -247,7 +247,7 @@ def _no_repeats(how: Generation, prompt: int) -> list[LogitsProcessor]:
 
 
 def _by_chance(how: Generation, rows: Sequence[int], device: torch.device) -> list[LogitsProcessor]:
-    """Temperature, the likeliest words, and each row's own noise: the likeliest word is then a draw."""
+    """Temperature, top-k and top-p, then each row's own noise, with which the likeliest word is a draw."""
     steps: list[LogitsProcessor] = [TemperatureLogitsWarper(how.sampling)]
     steps += [TopKLogitsWarper(how.top_k)] if how.top_k else []
     steps += [TopPLogitsWarper(how.top_p)] if how.top_p < 1 else []

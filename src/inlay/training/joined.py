@@ -49,14 +49,14 @@ class JoinedFeatures(Features):
         return Features(Tokens(columns, starts), self.owns, None, self.pads, left=True, cached=self.cached)
 
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Inputs (B, T) and `labels` (B, W): those of the last W tokens, foretold by the logits one token before."""
+        """Inputs (B, T) and `labels` (B, W): those of the last W tokens, each predicted one token earlier."""
         assert isinstance(self.targets, Tokens), "rows without answers are collated by `asked`"
         if self.room:
             return self._packed(rows)
         which = torch.tensor(rows)
         made = self.inputs.padded(which, self.pads)
         made["attention_mask"] = made.pop("mask")
-        first = int(self.prompts[which].min())  # the first token that any row is to foretell
+        first = int(self.prompts[which].min())  # the first token that any row has to predict
         return made | {"labels": self._labels(rows, which)["labels"][:, first:]}
 
     def _labels(self, rows: Sequence[int], which: Tensor) -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ def joined_features(
 def _cut(
     prompts: Sequence[str], answers: Sequence[str] | None, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> dict[str, Tensor]:
-    """Tokens of whole rows, how many of them are the prompt, and how many tokens the prompt wanted."""
+    """Tokens of whole rows, how many of them are the prompt, and how many tokens the uncut prompt has."""
     before = [
         _without_end(ids, tokenizer) for ids in tokenizer(list(prompts), return_attention_mask=False)["input_ids"]
     ]

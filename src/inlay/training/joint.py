@@ -77,7 +77,7 @@ class Stream:
 
 
 class JointBatches:
-    """Batches of several tasks. What is drawn in an epoch is drawn when it begins: within it p_n is constant."""
+    """Batches of several tasks. An epoch is drawn as a whole when it begins, so that p_n is constant within it."""
 
     def __init__(
         self, lengths: Mapping[str, Tensor], recipe: Recipe, sampling: Sampling, *,
@@ -328,7 +328,7 @@ class JointLoop(Loop):
 
 
 def own_logits(logits: Tensor, codec: Codec, length: int, *, left: bool) -> Tensor:
-    """One task's part of the logits of a mixed batch, which are as wide, and as long, as the widest task's.
+    """One task's part of the logits of a mixed batch, which have the widest task's outputs and the longest's tokens.
 
     (B, labels), or (B, T, labels) where some task has logits for every token; `length` is the longest of this
     task's own rows.

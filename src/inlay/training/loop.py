@@ -97,7 +97,7 @@ class Outcome:
 class Loop:
     """Trains whatever requires gradients; after `run` the host holds the state that was best on the validation rows.
 
-    What is learned from is said by `TrainingLoop` and `JointLoop`: the recipe, the lessons and the batches of an epoch.
+    `TrainingLoop` and `JointLoop` say what is learned from: the recipe, the lessons and the batches of an epoch.
     """
 
     host: PreTrainedModel
@@ -168,7 +168,7 @@ class Loop:
         return [rows]
 
     def loss_of(self, rows: Mapping[int, list[int]], weights: Mapping[int, float], step_share: float) -> Tensor:
-        """The loss of one pass: the rows of each task, and what one of its rows counts."""
+        """The loss of one pass over the rows of each task; `weights` are those of a single row of each."""
         ((task, mine),) = rows.items()
         return self.lesson_loss(self.lessons[task], mine, weights[task], step_share)
 
@@ -188,7 +188,7 @@ class Loop:
     # steps
 
     def _fit_heads(self) -> None:
-        """New heads before anything else, if the recipe says so; what they reach alone is a result to beat."""
+        """Fit new heads before the first step, if the recipe says so; their score is the first one to beat."""
         if not self.recipe.head_first or self.position.step or self.position.stopped:
             return
         for lesson in self.lessons:
@@ -212,7 +212,7 @@ class Loop:
             self.rewind(self.position.step if begun else -1)
 
     def _batches(self) -> Iterator[Batch]:
-        """The batches still to come. The position moves on before a batch is handed out: a save after it is right."""
+        """The remaining batches. The position advances before one is handed out, so that a save after it is right."""
         at = self.position
         while at.step < self.total_steps and not at.stopped:
             batches = self.batches.epoch(at.epoch)
@@ -253,7 +253,7 @@ class Loop:
         return lesson.objective(self.model, self.host, lesson.codec, Portion(batch, row_weight, step_share))
 
     def _check_finite(self, fine: bool, seen: str) -> None:
-        """Stop before a number that is not finite gets into what is kept; all processes stop at the same step."""
+        """Stop before a number that is not finite is saved or kept; all processes stop at the same step."""
         if self.accelerator.num_processes > 1:
             fine = min(gather_object([fine]))
         if not fine:
@@ -261,7 +261,7 @@ class Loop:
             raise Diverged(self.position.step, seen, best)
 
     def _portions(self, batch: Batch) -> list[tuple[dict[int, list[int]], dict[int, float]]]:
-        """This process's rows of a batch in `accumulate` portions, each with what one row of each task counts."""
+        """This process's rows of a batch in `accumulate` portions, each with the weight of a row of each task."""
         world = self.accelerator.num_processes
         mine = portion(batch, self.accelerator.process_index, world)
         if not mine:

@@ -45,7 +45,7 @@ Pooling = Literal["first", "mean", "last", "host"]
 
 
 def open_config(name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """A host's configuration, by the name or folder of the host; its own code runs only where that is trusted."""
+    """The configuration of the host with this name or folder; Python code of the host's own runs only if trusted."""
     try:
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -260,7 +260,7 @@ def _has_outputs(saved: dict[str, Any] | None, head: Head) -> bool:
 
 
 def _common_norms(host: PreTrainedModel, members: Sequence[str]) -> bool:
-    """Whether a fusion owns norms: it does where members do. They must be the same, as a host has one set at a time."""
+    """Whether a fusion owns norms: it does if members do. Theirs must be equal, as a host has one set at a time."""
     inlays = inlays_of(host)
     owners = [inlays[member] for member in members if inlays[member].norms]
     if not owners:
