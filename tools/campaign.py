@@ -396,7 +396,7 @@ def _settings(place: Place) -> None:
 
 
 def _record(place: Place) -> None:
-    from inlay.runs.record import digest_of
+    from inlay.storage.plain_json import digest_of
 
     run = Path(shutil.copytree("good/a", "spoilt/a"))
     record = _spoilt(place, json.loads((run / "run.json").read_text()))
@@ -413,7 +413,7 @@ def _record(place: Place) -> None:
 
 
 def _manifest(place: Place) -> None:
-    from inlay.checkpoints.manifest import digest_of
+    from inlay.storage.plain_json import digest_of
 
     folder = Path(shutil.copytree("good/a/inlay", "spoilt/inlay"))
     manifest = _spoilt(place, json.loads((folder / "inlay.json").read_text()))

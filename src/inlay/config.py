@@ -30,6 +30,13 @@ class Config(BaseModel):
             raise ConfigError(_in_words(type(self), error)) from None
 
 
+def each_once(names: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """For validators: names, none of them twice and one at least; `what` is what they name."""
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"name each {what} once, and at least one")
+    return names
+
+
 def _in_words(config: type[Config], error: ValidationError) -> str:
     lines = []
     problems = error.errors()

@@ -42,6 +42,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Known: {', '.join(known) or 'none'}."
 
 
+def first_line(error: BaseException) -> str:
+    """What another library says went wrong, without what it adds below."""
+    return str(error).strip().partition("\n")[0]
+
+
 LEARN = (
     "accelerate", "click", "datasets", "jinja2", "markupsafe", "matplotlib", "pyarrow", "rich", "scipy", "sklearn",
     "yaml",

@@ -14,8 +14,8 @@ import torch
 
 from inlay.cli import main
 from inlay.runs.folder import Run
-from inlay.runs.record import digest_of
 from inlay.runs.settings import Settings
+from inlay.storage.plain_json import digest_of
 from tests.cli.words import JOB as TRAIN
 from tests.training.small import rows, save_bert, write_rows
 

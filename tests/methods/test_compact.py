@@ -222,7 +222,7 @@ def test_one_site_may_have_another_size_or_none() -> None:
     host = classifier()
     inlay.add(host, "a", inlay.Compacter(size={"encoder.0.attention": 8, "default": 4}), norms=False)
     inlay.add(host, "b", inlay.Compacter(size=4, leave_out=("encoder.0.attention", 1)), norms=False)
-    assert [part.down.d for part in host.inlays["a"].parts.values()] == [8, 4, 4, 4]
+    assert [part.down.out_features for part in host.inlays["a"].parts.values()] == [8, 4, 4, 4]
     assert host.inlays["b"].place_ids() == ["encoder.0.ffn.raw"]
 
 

@@ -10,6 +10,8 @@ import torch
 import transformers as hf
 
 import inlay
+from inlay.host.joined import Joiner
+from inlay.host.verbs import inlays_of
 from tests.hosts import ENCODER_DECODER, FAMILIES, batch, classifier, logits, row, shake, spy_on
 from tests.methods import ways
 from tests.methods.ways import CAUSAL, writer
@@ -152,6 +154,21 @@ def test_a_decoder_writes_without_a_cache(family: str) -> None:
         inlay.activate(host, "b")
         texts = [host.generate(**given, use_cache=cache) for cache in (True, False)]
         assert torch.equal(*texts)
+
+
+def test_joined_plans_refuse_a_cache_too() -> None:
+    """A server's batch, in which one row has a PAL: `Rows` over the same setups refuses it as well."""
+    host = writer("gpt2")
+    for seed, (name, method) in enumerate({"a": SMALL, "b": inlay.Pfeiffer(size=4)}.items()):
+        inlay.add(host, name, method)
+        shake(host, name, seed)
+    inlays = inlays_of(host)
+    joined = Joiner(inlays.anatomy).joined([inlays.resolve(host, name) for name in "ab"])
+    assert joined.whole_texts == inlays.resolve(host, inlay.Rows("a", "b")).whole_texts
+    inlays.switch(host, joined)
+    given = {"input_ids": batch(rows=2)["input_ids"], "max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    with pytest.raises(inlay.SetupError, match="use_cache=False"):
+        host.generate(**given, use_cache=True)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "opt"])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
+
 import pytest
 import torch
 
 import inlay
 from inlay.host.joined import Joiner
+from inlay.host.plan import Plan
 from inlay.host.steps import leaves
 from inlay.host.verbs import inlays_of
 from inlay.methods.together import Together
@@ -39,6 +43,32 @@ def test_it_is_what_each_would_have_given(rows, method):
         for row, name in enumerate(ordered):
             inlays.switch(host, plans[name])
             torch.testing.assert_close(found[row], host(ids[row : row + 1]).logits[0], atol=1e-5, rtol=1e-5)
+
+
+METHODS = {
+    "a": inlay.Houlsby(size=4), "b": inlay.LoRA(rank=2, targets=("q", "ffn_out")), "c": inlay.IA3(),
+    "d": inlay.Prefix(length=3), "e": inlay.Prompt(length=2), "f": inlay.PAL(size=8, heads=2), "g": inlay.BitFit(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_joined_plans_are_the_plan_of_rows(family):
+    """In every field, so that a new one cannot be forgotten: of the steps the modules at which something acts."""
+    host = classifier(family).eval()
+    for name, method in METHODS.items():
+        inlay.add(host, name, method, head=inlay.Head(labels=2, pooling="mean") if name in "ab" else None)
+    inlays = inlays_of(host)
+    plans = {name: inlays.resolve(host, name) for name in METHODS}
+
+    def outline(name, plan):
+        value = getattr(plan, name)
+        return set(value) if isinstance(value, Mapping) or name == "draws" else value
+
+    for rows in ("aab", "bcd", "efg", "gfa", "dbe"):
+        joined = Joiner(inlays.anatomy).joined([plans[name] for name in rows])
+        whole = inlays.resolve(host, inlay.Rows(*rows))
+        for field in fields(Plan):
+            assert outline(field.name, joined) == outline(field.name, whole), (rows, field.name)
 
 
 def test_what_is_not_alike_stays_apart():

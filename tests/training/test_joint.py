@@ -17,8 +17,9 @@ from inlay.training.head_first import last_layer, reaching
 from inlay.training.interrupt import Interrupted
 from inlay.training.joint import JointLoop
 from inlay.training.lesson import Lesson
-from inlay.training.loop import TrainingLoop, rate_at
+from inlay.training.loop import TrainingLoop
 from inlay.training.objectives import objective_for
+from inlay.training.optimizer import rate_at
 from inlay.training.pairs import pair_loss
 from inlay.training.recipe import Recipe
 from inlay.training.workbench import Workbench

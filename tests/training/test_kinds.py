@@ -248,7 +248,7 @@ def test_a_long_context_is_read_in_windows_and_the_best_span_wins():
     context = "a b c d she playing a b c d them . a b c"
     row = Example((("she", context),), (("playing a", context.index("playing a")),))
     made = window_features([row], pieces(), 14, 3, labelled=True)
-    assert made.made == "windows"
+    assert made.kind == "windows"
     windows = made.sequences([0]).tolist()
     assert len(windows) == 2
     labels = made.collate([0])["labels"]

@@ -8,7 +8,8 @@ from sklearn.metrics import log_loss
 import inlay
 from inlay.data import Data, Task, prepare
 from inlay.training.evaluate import ask, loss_on
-from inlay.training.loop import TrainingLoop, accelerator_for, rate_at
+from inlay.training.loop import TrainingLoop, accelerator_for
+from inlay.training.optimizer import rate_at
 from inlay.training.recipe import Recipe, filled
 from inlay.training.workbench import Workbench
 from tests.training.ready import ready, state

@@ -19,7 +19,7 @@ from inlay.recipes import read_recipe, recipe_names
 from inlay.runs.joint_settings import JointSettings
 from inlay.runs.settings import FusionOptions, Settings, unused
 from inlay.runs.start import method_of
-from inlay.training.loop import adamw, rate_at
+from inlay.training.optimizer import adamw, rate_at
 from inlay.training.recipe import Recipe
 
 ADAPTER = {

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from inlay.errors import CheckpointError, NamingError
-from inlay.host.verbs import NAME
 from inlay.storage.folders import reading
-from inlay.storage.plain_json import read_json
+from inlay.storage.names import NAME
+from inlay.storage.plain_json import digest_of, read_json
 
 FORMAT = 1
 MANIFEST, WEIGHTS, CARD = "inlay.json", "weights.safetensors", "README.md"
@@ -96,12 +94,6 @@ def manifest_in(folder: Path) -> Manifest:
     if not NAME.fullmatch(manifest.name):
         raise NamingError(f"{file} names its inlay {manifest.name!r}, which cannot be a name.")
     return manifest
-
-
-def digest_of(manifest: dict[str, Any]) -> str:
-    """The digest of everything in a manifest except the digest itself."""
-    rest = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
 def _not_an_inlay(folder: Path) -> str:

@@ -41,7 +41,7 @@ from inlay.checkpoints.fitting import (
     not_finite,
     tensor_mismatches,
 )
-from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest, digest_of, manifest_in
+from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest, manifest_in
 from inlay.errors import CheckpointError, InlayError
 from inlay.host.heads import CHOICE, Head
 from inlay.host.registry import Inlay
@@ -49,7 +49,7 @@ from inlay.host.verbs import bare, free_name, inlays_of, registering
 from inlay.methods.base import method_from
 from inlay.storage.files import digest as _digest
 from inlay.storage.folders import replacing
-from inlay.storage.plain_json import finite
+from inlay.storage.plain_json import digest_of, finite
 
 
 def save(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -14,6 +13,7 @@ import click
 
 from inlay.cli.names import as_flags
 from inlay.errors import InlayError, nearest
+from inlay.storage.files import is_full
 from inlay.storage.plain_text import printable
 
 VERBS = {
@@ -99,8 +99,7 @@ def run(given: list[str]) -> None:
             raise
         _leave(f"error: there is not enough memory: {str(error).splitlines()[0]}", 2, debug)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what = f"the disk is full; what was saved before is whole ({error})" if full else str(error)
+        what = f"the disk is full; what was saved before is whole ({error})" if is_full(error) else str(error)
         _leave(f"error: {what}", 2, debug)
 
 

@@ -23,8 +23,7 @@ from inlay.cli.flags import (
 )
 from inlay.cli.output import json_text, say
 from inlay.data.errors import DataError
-from inlay.data.examples import check_columns
-from inlay.data.rows import Table, check_text, decoded, json_row, read_table, read_text
+from inlay.data.rows import Table, check_columns, check_text, decoded, json_row, read_table, read_text
 from inlay.data.task import Task
 from inlay.storage.plain_json import as_json as as_json_text
 from inlay.training.recipe import Generation

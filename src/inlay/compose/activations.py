@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from inlay.errors import SetupError
+from inlay.host.plan import Plan
 from inlay.host.steps import leaves
 from inlay.host.verbs import activated, bare, evaluating, inlays_of
-from inlay.methods.fusion import Fused, Fusion, as_fusion
+from inlay.methods.fusion import Fused, Fusion, as_fusion, recording
 
 
 @dataclass
@@ -74,27 +75,18 @@ def fusion_activations(
     return found
 
 
+def fused_steps(plan: Plan) -> dict[str, Fused]:
+    """Place to what a fusion does there, in the order of the plan."""
+    steps = [leaf for step in plan.steps.values() for leaf in leaves(step)]
+    return {step.place.id: step for step in steps if isinstance(step, Fused)}
+
+
 def _recorded(model: nn.Module, method: Fusion, batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """One batch through the host: place to (B, T, N) in the order of the members, in float64."""
-    acting = [leaf for step in inlays_of(model).acting.plan.steps.values() for leaf in leaves(step)]
-    steps = {step.place.id: step for step in acting if isinstance(step, Fused)}
-    for step in steps.values():
-        step.record = []
-    try:
+    steps = fused_steps(inlays_of(model).acting.plan)
+    with recording(steps.values()):
         model(**batch)
-        found = {}
-        for site in method.sites:
-            step = steps[site]
-            weights = torch.cat(step.record or []).cpu().double()
-            if weights.dim() == 2:  # hosts that flatten (B, T)
-                weights = weights.unflatten(0, (_rows(batch), -1))
-            whole = weights.new_zeros(*weights.shape[:-1], len(method.members))
-            whole[..., [method.members.index(name) for name in step.names]] = weights
-            found[site] = whole
-        return found
-    finally:
-        for step in steps.values():
-            step.record = None
+        return {site: steps[site].recorded(method.members, _rows(batch)).double() for site in method.sites}
 
 
 def _rows(batch: Mapping[str, Any]) -> int:

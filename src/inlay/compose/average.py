@@ -31,9 +31,10 @@ def average(host: nn.Module, names: Sequence[str], *, name: str, weights: Sequen
             )
     mean = copy.deepcopy(first)
     mean.name = name
+    tensors = [inlay.tensors() for inlay in chosen]
     with torch.no_grad():
         for key, tensor in mean.tensors().items():
-            parts = [share * inlay.tensors()[key] for share, inlay in zip(shares, chosen, strict=True)]
+            parts = [share * own[key] for share, own in zip(shares, tensors, strict=True)]
             tensor.copy_(torch.stack(parts).sum(0))
     inlays.admit(model, mean)
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from inlay.errors import ConfigError, SetupError
 from inlay.host.setup import Rows, names_in, walk
 from inlay.host.verbs import active, bare, inlays_of
+from inlay.methods.acting import upcast
 from inlay.methods.mixture import doubled
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -103,7 +104,7 @@ def problem_of(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> str:
 
 def task_loss(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> Tensor:
     """The loss that the host itself would compute."""
-    logits, problem = exact(logits), problem_of(model, logits, labels)
+    logits, problem = upcast(logits), problem_of(model, logits, labels)
     if problem == "regression":
         return F.mse_loss(logits.reshape(-1), labels.reshape(-1).to(logits.dtype))
     if problem == "multi_label_classification":
@@ -115,7 +116,7 @@ def task_loss(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> Tensor:
 
 def distance(a: Tensor, b: Tensor, labels: Tensor, detach: bool = True, problem: str | None = None) -> Tensor:
     """½[KL(a‖b) + KL(b‖a)] of logits, the mean over texts or real tokens; squared difference for regression."""
-    a, b = exact(a), exact(b)
+    a, b = upcast(a), upcast(b)
     if problem == "regression" or a.shape[-1] == 1:
         return (a - b).square().mean()
     if problem == "multi_label_classification":  # each label is a choice of its own: yes or no
@@ -126,11 +127,6 @@ def distance(a: Tensor, b: Tensor, labels: Tensor, detach: bool = True, problem:
         return each.mean()
     real = (labels != -100).to(each.dtype)
     return (each * real).sum() / real.sum().clamp(min=1)
-
-
-def exact(logits: Tensor) -> Tensor:
-    """In single precision at least: a sum over many classes needs it."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def divergence(a: Tensor, b: Tensor, detach: bool) -> Tensor:

@@ -15,21 +15,19 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from inlay.data.errors import DataError
-from inlay.data.rows import Row, Table, is_missing, text_in
+from inlay.data.labels import find_labels, in_any_file, label_index, label_text, listed_labels
+from inlay.data.rows import Row, Table, check_columns, is_missing, text_in
 from inlay.data.task import LABELLED, Task, fields_of, template
 from inlay.data.templates import LINEARISED, around
 from inlay.errors import nearest
 
 Target = int | float | str | tuple[int, ...] | tuple[tuple[str, int], ...] | None
 """What a row asks for, by the kind of its task; None where it is not known."""
-NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
-"""A label that is one in every format; 01 is none, but a name."""
 AT_MOST = 5
 """This many broken rows of a kind are named; the rest are counted."""
 
@@ -57,48 +55,6 @@ class Example:
     """Kind tags: the words that the labels belong to; the text is all of them with spaces between."""
 
 
-def label_text(value: Any) -> str:
-    """A label as it is written everywhere: true and false in lower case, 1.0 as 1."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).strip()
-
-
-def label_index(task: Task, text: str) -> int | None:
-    """Where a label stands among the task's: as it is, or else the only one that another kind of file writes so."""
-    if text in task.labels:
-        return task.labels.index(text)
-    same = [i for i, label in enumerate(task.labels) if in_any_file(label) == in_any_file(text)]
-    return same[0] if len(same) == 1 else None
-
-
-def in_any_file(text: str) -> str:
-    """A label whatever file it is from: CSV has True and 1.0 where JSON has true and 1."""
-    if NUMBER.fullmatch(text):
-        return text.rstrip("0").rstrip(".") if "." in text else text
-    return text.lower() if text.lower() in ("true", "false") else text
-
-
-def find_labels(task: Task, table: Table) -> tuple[str, ...]:
-    """The labels of the training rows in alphabetical order, numbers by size."""
-    check_columns(table, task.columns())  # all that are missing at once
-    given = [row[task.label] for row in table.rows if not is_missing(row.get(task.label))]
-    if task.kind != "classification":
-        given = [value for values in given for value in _listed(values)]
-    else:
-        lists = [i for i, row in enumerate(table.rows) if isinstance(row.get(task.label), list | dict)]
-        if lists:
-            raise DataError(
-                f"{table.where(lists[0])}: {task.label!r} must be one label, got {table.rows[lists[0]][task.label]}"
-            )
-    values = {label_text(value) for value in given}
-    if all(re.fullmatch("-?[0-9]+", value) for value in values):
-        return tuple(sorted(values, key=int))
-    return tuple(sorted(values))
-
-
 def settled(task: Task, table: Table) -> tuple[Task, list[str]]:
     """The task with what its training rows say about it, and what was found."""
     notes: list[str] = []
@@ -124,16 +80,6 @@ def check_metrics(task: Task) -> None:
         )
     if "group_exact_match" in task.metrics and task.group is None:
         raise DataError(f"metric group_exact_match is about groups of rows, and {task.name} has none. Leave it out.")
-
-
-def check_columns(table: Table, columns: Sequence[str]) -> None:
-    """Every column that is read must be there; all that are not are named, with the nearest."""
-    there = table.columns
-    missing = [column for column in columns if column not in there]
-    if missing:
-        raise DataError(
-            "\n".join(f"{table.source} has no column {column!r}.{nearest(column, there)}" for column in missing)
-        )
 
 
 def examples(task: Task, table: Table, *, labelled: bool = True) -> list[Example]:
@@ -165,14 +111,19 @@ def _example(task: Task, row: Row, labelled: bool, listed: bool) -> Example:
     if not text and not pair:
         raise DataError(f"the text ({task.text}) is empty")
     prompt = prompt_of(task, row) if task.prompt else None
-    if task.kind != "choice":
-        group = _group(task.group, row) if task.group and labelled else _part(task, row)
-        before, after = _asked_by(task, "template", task.template, row) or (None, "")
-        cloze = _asked_by(task, "cloze", task.cloze, row)
-        answers = _texts(task, row.get(task.label)) if task.kind == "text" and labelled else ()
-        target = None if not labelled else answers[0] if answers else _target(task, row)
-        several = answers if len(answers) > 1 else ()
-        return Example(((text, pair),), target, group, prompt, (), several, before, after, cloze)
+    if task.kind == "choice":
+        return _with_choices(task, row, text, prompt, labelled, listed)
+    group = _group(task.group, row) if task.group and labelled else _part(task, row)
+    before, after = _asked_by(task, "template", task.template, row) or (None, "")
+    cloze = _asked_by(task, "cloze", task.cloze, row)
+    answers = _texts(task, row.get(task.label)) if task.kind == "text" and labelled else ()
+    target = None if not labelled else answers[0] if answers else _target(task, row)
+    several = answers if len(answers) > 1 else ()
+    return Example(((text, pair),), target, group, prompt, (), several, before, after, cloze)
+
+
+def _with_choices(task: Task, row: Row, text: str, prompt: str | None, labelled: bool, listed: bool) -> Example:
+    """A text with each of the row's choices: as its second text, or where the text has a blank."""
     choices = _choices(task, row)
     texts: tuple[tuple[str, str | None], ...]
     if task.blank is None:
@@ -255,7 +206,7 @@ def _tagged(task: Task, row: Row, labelled: bool) -> Example:
     problems = [f"word {i} is {words[i]!r}" for i in odd]
     target: tuple[int, ...] | None = None
     if labelled:
-        tags = _listed(row.get(task.label))
+        tags = listed_labels(row.get(task.label))
         if len(tags) != len(words):
             problems.append(f"{len(tags)} {task.label} for {len(words)} {task.text}; each word needs one")
         target, unknown = _indices(task, tags)
@@ -306,15 +257,6 @@ def _texts_of(answers: Any) -> list[tuple[str, Any]]:
         form = '{"text": [...], "answer_start": [...]} with one start per text'
         raise DataError(f"answers are {form}, got {answers!r}")
     return [(str(text), start) for text, start in zip(texts, starts, strict=True) if text != ""]
-
-
-def _listed(values: Any) -> list[Any]:
-    """A list as it is, or the parts of a text between commas, as a CSV file has them."""
-    if values is None:
-        raise DataError("the labels are missing or null; no label at all is an empty list")
-    if isinstance(values, str):
-        return [part for value in values.split(",") if (part := value.strip())]
-    return list(values) if isinstance(values, list | tuple) else [values]
 
 
 def _indices(task: Task, values: Sequence[Any]) -> tuple[tuple[int, ...], list[str]]:
@@ -387,7 +329,7 @@ def _right(value: Any, choices: list[Any]) -> list[int]:
 def _target(task: Task, row: Row) -> Target:
     value: Any = row.get(task.label)
     if task.kind == "multilabel":
-        found, unknown = _indices(task, _listed(value))
+        found, unknown = _indices(task, listed_labels(value))
         if unknown:
             raise DataError("; ".join(unknown[:AT_MOST]))
         return tuple(sorted(set(found)))
@@ -408,22 +350,3 @@ def _target(task: Task, row: Row) -> Target:
     if index is None:
         raise DataError(f"label {text!r} was not seen in training.{nearest(text, task.labels)}")
     return index
-
-
-def check_classes(task: Task, training: Sequence[Example], source: str, *, few: bool = False) -> None:
-    """Nothing can be learned about a class from one row, and nothing at all from one class.
-
-    few: whether somebody asked for few rows, and may get a single one of a class.
-    """
-    counts = Counter(example.target for example in training)
-    if len(counts) < 2:
-        only = task.labels[cast(int, next(iter(counts)))] if counts else "none"
-        raise DataError(f"{source} has only one class ({only}); classification needs two or more.")
-    lonely = sorted(task.labels[int(target)] for target, count in counts.items() if count == 1)  # type: ignore[arg-type]
-    if lonely and not few:
-        more = f" and {len(lonely) - AT_MOST} more" if len(lonely) > AT_MOST else ""
-        numbers = " To predict a number, use `kind` regression." if len(lonely) > AT_MOST else ""
-        raise DataError(
-            f"{source} has a single row of the class {', '.join(map(repr, lonely[:AT_MOST]))}{more}. "
-            f"Add rows of it, remove it, or merge it with another class.{numbers}"
-        )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inlay.data.errors import DataError
+from inlay.errors import nearest
 
 Row = dict[str, Any]
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
@@ -119,6 +120,16 @@ def check_text(texts: Iterable[object], where: str) -> None:
             raise DataError(f"{where}: {ascii(text)[:60]} is not whole Unicode: it holds half of a pair (a surrogate).")
         if isinstance(text, list | tuple):
             check_text(text, where)
+
+
+def check_columns(table: Table, columns: Sequence[str]) -> None:
+    """Every column that is read must be there; all that are not are named, with the nearest."""
+    there = table.columns
+    missing = [column for column in columns if column not in there]
+    if missing:
+        raise DataError(
+            "\n".join(f"{table.source} has no column {column!r}.{nearest(column, there)}" for column in missing)
+        )
 
 
 def is_missing(value: Any) -> bool:

@@ -17,16 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inlay.data.errors import DataError
-from inlay.data.examples import (
-    Example,
-    check_classes,
-    check_metrics,
-    examples,
-    grouped,
-    label_text,
-    one_per_answer,
-    settled,
-)
+from inlay.data.examples import Example, check_metrics, examples, grouped, one_per_answer, settled
+from inlay.data.labels import check_classes, label_text
 from inlay.data.rows import Table
 from inlay.data.sources import Data, read_splits
 from inlay.data.task import Task
@@ -71,23 +63,9 @@ def prepare(data: Data, known: Task | None = None) -> Prepared:
     notes = [
         f"{t.unlabelled} rows of {t.source} have no label and are left out" for t in tables.values() if t.unlabelled
     ]
-    if "train" not in tables and data.data_dir is not None and "validation" in tables:
-        tables["train"], tables["validation"] = _drawn_apart(
-            tables["validation"], min(HELD_OUT, max(1, len(tables["validation"]) // 5))
-        )
-        notes.append(
-            f"no training rows: {len(tables['train'])} of the validation rows are trained on instead; "
-            f"scores cannot be compared with published ones"
-        )
-    if "train" not in tables:
-        raise DataError(f"{task.name} has no training rows.")
+    _find_training_rows(tables, task, data, notes)
     tables = _by_rule(tables, task, data, notes)
-    if data.rows is not None and data.rows < len(tables["train"]):
-        tables["train"] = _drawn_apart(tables["train"], data.rows, data.rows_seed)[1]
-        notes.append(f"{data.rows} training rows drawn with seed {data.rows_seed}")
-    if data.per_class is not None:
-        tables["train"] = _of_each_class(tables["train"], task, data.per_class, data.rows_seed)
-        notes.append(f"{data.per_class} training rows of each label drawn with seed {data.rows_seed}")
+    tables["train"] = _few(tables["train"], task, data, notes)
     task, found = settled(task, tables["train"])
     if known is None:  # what is trained is measured as it was
         check_metrics(task)
@@ -104,6 +82,31 @@ def prepare(data: Data, known: Task | None = None) -> Prepared:
     if task.kind == "text":
         validation, test = grouped(validation), grouped(test)
     return Prepared(task, train, validation, test, tuple(notes + found), mismatched)
+
+
+def _find_training_rows(tables: dict[str, Table], task: Task, data: Data, notes: list[str]) -> None:
+    """A folder without training rows lends most of its validation rows; elsewhere there have to be some."""
+    if "train" not in tables and data.data_dir is not None and "validation" in tables:
+        tables["train"], tables["validation"] = _drawn_apart(
+            tables["validation"], min(HELD_OUT, max(1, len(tables["validation"]) // 5))
+        )
+        notes.append(
+            f"no training rows: {len(tables['train'])} of the validation rows are trained on instead; "
+            f"scores cannot be compared with published ones"
+        )
+    if "train" not in tables:
+        raise DataError(f"{task.name} has no training rows.")
+
+
+def _few(table: Table, task: Task, data: Data, notes: list[str]) -> Table:
+    """As many of the training rows as were asked for, drawn at random; all of them where nobody did."""
+    if data.rows is not None and data.rows < len(table):
+        table = _drawn_apart(table, data.rows, data.rows_seed)[1]
+        notes.append(f"{data.rows} training rows drawn with seed {data.rows_seed}")
+    if data.per_class is not None:
+        table = _of_each_class(table, task, data.per_class, data.rows_seed)
+        notes.append(f"{data.per_class} training rows of each label drawn with seed {data.rows_seed}")
+    return table
 
 
 def _of_each_class(table: Table, task: Task, count: int, seed: int) -> Table:
@@ -139,7 +142,8 @@ def _demonstrated(task: Task, table: Table, data: Data) -> tuple[dict[str, str],
         if made[at].cloze is not None:
             before, after = made[at].cloze or ("", "")
             shown["cloze"] = shown.get("cloze", "") + f"{before}{word}{after} "
-    return shown, table.take([i for i in range(len(table)) if i not in set(order)])
+    taken = set(order)
+    return shown, table.take([i for i in range(len(table)) if i not in taken])
 
 
 def _examples_of(task: Task, tables: dict[str, Table], few: bool = False) -> list[list[Example]]:

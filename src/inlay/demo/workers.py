@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Protocol
 
-from inlay.training.progress import Watcher, clock, progress_bars
+from inlay.training.progress import Silent, Watcher, clock, progress_bars
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
@@ -35,7 +35,7 @@ class Piece(Protocol):
     def __call__(self, watch: Watcher) -> list[Result]: ...
 
 
-class Sender:
+class Sender(Silent):
     """A watcher that tells the parent process."""
 
     def __init__(self, name: str) -> None:
@@ -50,12 +50,6 @@ class Sender:
             self.sent = now
             assert _events is not None
             _events.put((self.name, done, self.total, loss, score))
-
-    def asked(self, done: int, total: int) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 class Workers:

@@ -30,8 +30,9 @@ from transformers.activations import ACT2FN
 from inlay.anatomy.modules import last_linear
 from inlay.anatomy.survey import Anatomy
 from inlay.config import Config
-from inlay.errors import ConfigError, nearest
+from inlay.errors import ConfigError
 from inlay.host.offload import present
+from inlay.methods.bottleneck import known_activation
 
 FIXED = ("ForMultipleChoice", "ForQuestionAnswering", "ForPreTraining", "ForNextSentencePrediction")
 """Hosts whose forward counts on the number of outputs that their head has; language models do too."""
@@ -85,12 +86,7 @@ class Head(Config):
             raise ValueError("label names must differ from each other")
         return labels
 
-    @field_validator("activation")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in ACT2FN:
-            raise ValueError(f"unknown activation.{nearest(name, ACT2FN)}")
-        return name
+    _known_activation = field_validator("activation")(known_activation)
 
     @model_validator(mode="after")
     def _layers_only_when_pooling(self) -> Head:

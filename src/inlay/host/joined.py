@@ -81,6 +81,7 @@ class Joiner:
             lasts=self._lasts(together),
             branches=frozenset().union(*(plan.branches for plan in together)),
             layers=frozenset().union(*(plan.layers for plan in together)),
+            whole_texts=any(plan.whole_texts for plan in together),
             rows=len(plans) * each,
             masks=any(plan.masks for plan in together),
             pools=any(plan.pools for plan in together),

@@ -6,14 +6,14 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 
 from inlay.host.front import InFront
 from inlay.host.keys import Segment
 from inlay.host.setup import Setup
-from inlay.methods.acting import Draw, Step
+from inlay.methods.acting import Draw, PerThread, Step
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,6 @@ class Plan:
     """Whether a head gives logits for every token."""
     draws: tuple[tuple[nn.Module, Draw], ...] = ()
     """The inlays that act, and what each leaves to chance in a training step."""
-
-
-class PerThread(threading.local):
-    """State of its own for each thread; copies and pickles start anew."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return type(self)()
-
-    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
-        return type(self), ()
 
 
 class Slot(PerThread):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,7 @@ from inlay.host.keys import name_attention
 from inlay.host.registry import Inlay, Inlays, forget_compiled, key_of
 from inlay.host.setup import Setup, names_in
 from inlay.methods.base import Method
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+from inlay.storage.names import NAME, NAMES_HAVE
 
 
 def add(
@@ -306,9 +304,7 @@ def inlays_of(host: nn.Module) -> Inlays:
 def free_name(host: PreTrainedModel, name: str) -> None:
     """Refuse a name that is badly formed or taken."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise NamingError(
-            f"{name!r} cannot be a name: use 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or a digit."
-        )
+        raise NamingError(f"{name!r} cannot be a name: {NAMES_HAVE}.")
     inlays = getattr(host, ATTRIBUTE, None)
     if inlays is not None and name in inlays:
         raise NamingError(f"the name {name!r} is taken. Choose another, or inlay.remove(host, {name!r}) first.")

@@ -6,9 +6,10 @@ modules, so that a module is registered once, in its inlay, however many setups 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -60,26 +61,37 @@ class Step(Protocol):
 
 
 class Draw:
-    """What a method leaves to chance in a training step, for all layers together; this one leaves nothing.
+    """The random choices that a method makes once per training step, for all layers together; here there are none.
 
-    An inlay has one, which its method made; it is drawn when the host's forward begins, from torch's own generator.
+    Each inlay has one, made by its method. It is drawn from torch's own generator when the host's forward begins.
     """
 
     passes = 1
-    """Into how many equal parts the batch falls, each with draws of its own."""
+    """How many equal parts the batch is divided into, each with its own draws."""
 
-    def draw(self) -> None: ...
+    def draw(self) -> None:
+        """Choose anew, for the step that begins."""
 
     def drawn(self) -> Any:
-        """What was drawn last: gradient checkpointing takes it again when it recomputes a layer."""
+        """The last choice, which gradient checkpointing puts back when it recomputes a layer; None: there is none."""
         return None
 
     def take(self, drawn: Any) -> None:
-        """Go on with what was drawn once."""
+        """Put an earlier choice back."""
 
     def skips(self, place: Place) -> bool:
         """Whether this training step leaves a place out."""
         return False
+
+
+class PerThread(threading.local):
+    """State of its own for each thread; copies and pickles start anew."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
 
 
 @dataclass(frozen=True)
@@ -133,14 +145,21 @@ def read(reads: Reads, h: Tensor, seen: Seen, place: Place, norm: Step | None) -
 
 
 def in_dtype_of(module: nn.Module, x: Tensor) -> Tensor:
-    """x in the dtype of a module's parameters: what trains in float32 reads the stream of a bf16 host. Autocast sees to
-    it; a module without parameters takes what comes."""
+    """x in the dtype of a module's parameters: one that trains in float32 may read the stream of a bf16 host.
+
+    Under autocast x stays as it is, because autocast casts by itself; so it does for a module without parameters.
+    """
     parameter = next(module.parameters(), x)
     return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
 
 
+def upcast(tensor: Tensor) -> Tensor:
+    """In single precision, or in more where it has more: for sums that half precision would round away."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def shared_linear(x: Tensor, linear: nn.Linear) -> Tensor:
-    """A linear map that several places share, as x is: it may be on another device, or in another dtype."""
+    """A linear map that several places share, moved to x's device and dtype, which may differ from its own."""
     bias = linear.bias
     return F.linear(x, linear.weight.to(x.device, x.dtype), None if bias is None else bias.to(x.device, x.dtype))
 

@@ -3,8 +3,8 @@
     layer   0  1  2 │ 3  4 … L        fixed:   `leave_out` has no module there at all
             ─ left out │ adapters     robust:  `drop_first` leaves out the first n in each training step, n drawn anew
 
-Every bottleneck has both settings. `AdapterDrop` is the placement that Compacter compares with: Houlsby without the
-lowest five layers. What was trained with `drop_first` is prepared for `inlay.leave_out`.
+Every bottleneck has both settings. `AdapterDrop`, in bottleneck.py, is the placement that Compacter compares with:
+Houlsby without the lowest five layers. What was trained with `drop_first` is prepared for `inlay.leave_out`.
 """
 
 from __future__ import annotations

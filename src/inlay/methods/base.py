@@ -11,7 +11,7 @@ tests follow by themselves; whatever is special about it is said by overriding w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -54,7 +54,7 @@ class Method(Config):
     epochs: ClassVar[int] = 30
     """Its paper's longest training."""
     standalone: ClassVar[bool] = True
-    """Whether it can be added by itself with nothing but its defaults."""
+    """Whether it can be added with its defaults alone."""
     reads_texts: ClassVar[bool] = False
     """Whether its modules read whole texts, and have to know which tokens are real."""
     attends: ClassVar[bool] = False
@@ -91,29 +91,32 @@ class Method(Config):
         return nn.Module()
 
     def make_draw(self, parts: nn.Module) -> Draw:
-        """What an inlay of this method leaves to chance in a training step; `parts` are its modules."""
+        """The random choices that an inlay of this method makes in a training step; `parts` are its modules."""
         return Draw()
 
     def start(self, part: nn.Module, module: nn.Module) -> None:
-        """Let a new module begin with something of the host's own module at its place."""
+        """Initialise a new module from the host's own module at its place."""
 
     def in_tokens(self, tokenizer: Any) -> Method:
         """The same with its texts as tokens, if it has any; `tokenizer` is the host's, or None where there is none."""
         return self
 
     def moves(self, anatomy: Anatomy) -> int:
-        """By how many positions it moves the tokens of a host."""
+        """By how many positions it shifts the host's tokens."""
         return 0
 
     def merged(self, parts: Iterable[nn.Module]) -> Method | None:
-        """Turn modules that only training needs into those that are served: the method they then have, or None."""
+        """Replace modules that only training needs by what is served, and return the method they then have.
+
+        None: there is nothing to merge.
+        """
         return None
 
     def watch(self, inlay: nn.Module, real: Any) -> None:
-        """Let modules that read whole texts see where a host's hooks leave which tokens are real."""
+        """Give modules that read whole texts the slot in which the host's hooks put the mask of real tokens."""
 
     def needed_of(self, shared: nn.Module) -> nn.Module:
-        """What an inlay that was merged into this method still needs of what its modules had in common."""
+        """The shared parameters that are still needed once an inlay has been merged into this method."""
         return shared
 
     def step(self, spot: Spot) -> Step:
@@ -121,7 +124,7 @@ class Method(Config):
         return Add(spot.module, self.reads_at(spot.place), spot.place, spot.draw, spot.norm)
 
     def compared_passes(self) -> int:
-        """Passes of a training step whose answers are compared with each other."""
+        """How many passes of a training step a consistency loss compares with each other."""
         return 1
 
     def penalty(self, parts: Iterable[nn.Module]) -> Tensor | None:
@@ -159,7 +162,7 @@ class Method(Config):
 M = TypeVar("M", bound=Method)
 
 
-def register(kind: str) -> Any:
+def register(kind: str) -> Callable[[type[M]], type[M]]:
     """Class decorator: make a method known by its name."""
 
     def add(method: type[M]) -> type[M]:

@@ -26,6 +26,7 @@ from transformers.activations import ACT2FN
 
 from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
+from inlay.config import each_once
 from inlay.errors import ConfigError, nearest
 from inlay.methods.acting import Draw, Reads
 from inlay.methods.adapterdrop import FirstLayers
@@ -33,6 +34,13 @@ from inlay.methods.base import BottleneckForm, Method, register
 
 Layer = int | str
 """3 is layer 3 of every stack; 'decoder.3' is that of one stack only."""
+
+
+def known_activation(name: str) -> str:
+    """For validators: an activation that transformers knows."""
+    if name not in ACT2FN:
+        raise ValueError(f"unknown activation.{nearest(name, ACT2FN)}")
+    return name
 
 
 class Adapter(nn.Module):
@@ -112,19 +120,12 @@ class Bottleneck(Method):
     before_dropout: bool = False
     """Act on h before the branch's dropout instead of after it."""
 
-    @field_validator("activation")
-    @classmethod
-    def _known_activation(cls, name: str) -> str:
-        if name not in ACT2FN:
-            raise ValueError(f"unknown activation.{nearest(name, ACT2FN)}")
-        return name
+    _known_activation = field_validator("activation")(known_activation)
 
     @field_validator("sites")
     @classmethod
     def _some_site(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
-        if not sites or len(set(sites)) != len(sites):
-            raise ValueError("name each site once, and at least one")
-        return sites
+        return each_once(sites, "site")
 
     @field_validator("reduction", "size")
     @classmethod

@@ -27,8 +27,8 @@ Shapes: x (…, D_x), z (…, D), scores (…, N).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -41,7 +41,7 @@ from transformers.activations import ACT2FN
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError, nearest
-from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, in_dtype_of, read, spread
+from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, in_dtype_of, read, spread, upcast
 from inlay.methods.base import BottleneckForm, Method, register
 
 
@@ -98,11 +98,6 @@ def pack(forms: Sequence[BottleneckForm | None], width: int, like: Tensor) -> Pa
     return Pack(tuple(blocks), torch.cat([*ups, torch.stack(biases)]), order)
 
 
-def exact(tensor: Tensor) -> Tensor:
-    """In single precision at least."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 def in_single_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Where autocast would round: not within this block."""
     device = like.device.type
@@ -155,13 +150,16 @@ class FusionLayer(nn.Module):
         made: dict[str, Tensor] = {}
         with in_single_precision(rows):
             if keys != "direct":
-                key, bias = exact(self.key.weight), exact(self.key.bias)
-                left = F.linear(exact(rows), key) if keys == "folded" else key.T
+                key, bias = upcast(self.key.weight), upcast(self.key.bias)
+                left = F.linear(upcast(rows), key) if keys == "folded" else key.T
                 left = torch.cat([left, bias[None]])  # (S + 1, D) or (D + 1, D)
-                names = ("keys", "key_bias") if keys == "folded" else ("product", "product_bias")
-                made |= zip(names, (left @ exact(self.query.weight), left @ exact(self.query.bias)), strict=True)
+                weight, bias = left @ upcast(self.query.weight), left @ upcast(self.query.bias)
+                folded = keys == "folded"
+                made |= {"keys": weight, "key_bias": bias} if folded else {"product": weight, "product_bias": bias}
             if values == "folded":
-                made["values"] = exact(rows) if self.value is None else F.linear(exact(rows), exact(self.value.weight))
+                made["values"] = (
+                    upcast(rows) if self.value is None else F.linear(upcast(rows), upcast(self.value.weight))
+                )
         return Premultiplied(**made)
 
     def asked(self, x: Tensor, rows: Tensor, made: Premultiplied, parts: list[int]) -> tuple[Tensor, ...]:
@@ -174,9 +172,9 @@ class FusionLayer(nn.Module):
         if made.product is not None:
             k, same = F.linear(x, made.product, made.product_bias).split([self.key.in_features, 1], -1)
         else:
-            q = F.linear(x, exact(self.query.weight), exact(self.query.bias))
-            k, same = q @ exact(self.key.weight), (q @ exact(self.key.bias)).unsqueeze(-1)
-        return *F.linear(k, exact(rows)).split(parts, -1), same
+            q = F.linear(x, upcast(self.query.weight), upcast(self.query.bias))
+            k, same = q @ upcast(self.key.weight), (q @ upcast(self.key.bias)).unsqueeze(-1)
+        return *F.linear(k, upcast(rows)).split(parts, -1), same
 
     def forward(
         self, x: Tensor, read: Callable[[Reads, bool], Tensor], packed: Pack, made: Premultiplied, choose: Choose
@@ -188,8 +186,8 @@ class FusionLayer(nn.Module):
         """
         acts = [block.act(read(block.reads, block.standardised)) for block in packed.blocks]  # (…, count, b)
         with in_single_precision(x):
-            acts = [exact(a) for a in acts]
-            weights = choose(self.scores(exact(x), acts, packed, made))
+            acts = [upcast(a) for a in acts]
+            weights = choose(self.scores(upcast(x), acts, packed, made))
             return self.mixed(acts, weights, packed, made), weights
 
     def scores(self, x: Tensor, acts: Sequence[Tensor], packed: Pack, made: Premultiplied) -> Tensor:
@@ -205,12 +203,12 @@ class FusionLayer(nn.Module):
     def mixed(self, acts: Sequence[Tensor], weights: Tensor, packed: Pack, made: Premultiplied) -> Tensor:
         """Σ_n p_n V z_n (…, D)."""
         counts = [block.count for block in packed.blocks]
-        *ups, up_biases = (exact(packed.rows) if made.values is None else made.values).split(packed.parts)
+        *ups, up_biases = (upcast(packed.rows) if made.values is None else made.values).split(packed.parts)
         shares = weights.split([*counts, len(packed.order) - sum(counts)], -1)
         mixed = weights @ up_biases
         for a, share, up in zip(acts, shares[: len(acts)], ups, strict=True):
             mixed = mixed + (a * share.unsqueeze(-1)).flatten(-2) @ up
-        return mixed if made.values is not None or self.value is None else F.linear(mixed, exact(self.value.weight))
+        return mixed if made.values is not None or self.value is None else F.linear(mixed, upcast(self.value.weight))
 
     def penalty(self) -> Tensor:
         """‖I − V‖², the pull of V towards its start."""
@@ -378,7 +376,7 @@ class Fused:
         self.names = method.at(spot.place.id)
         self.members: tuple[tuple[Any, Reads] | None, ...] = tuple(spot.member(name) for name in self.names)
         self.record: list[Tensor] | None = None
-        """While somebody looks inside: the weights (…, N) of every call."""
+        """While somebody looks inside (`recording`): the weights (…, N) of every call."""
         self._theirs = [at for member in self.members if member is not None for at in tensors_of(member[0])]
         self._mine = tensors_of(self.layer)
         self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
@@ -403,6 +401,15 @@ class Fused:
         if self.record is not None:
             self.record.append(weights.detach()[..., [columns[name] for name in self.names]])
         return h + spread(change.to(h.dtype), self.place)
+
+    def recorded(self, members: Sequence[str], rows: int) -> Tensor:
+        """The weights of the recorded calls (B, T, N), by these members; one that is not here has none."""
+        weights = torch.cat(self.record or []).cpu()
+        if weights.dim() == 2:  # hosts that flatten (B, T)
+            weights = weights.unflatten(0, (rows, -1))
+        whole = weights.new_zeros(*weights.shape[:-1], len(members))
+        whole[..., [members.index(name) for name in self.names]] = weights
+        return whole
 
     def _chosen(self) -> tuple[int, ...]:
         """The members that take part: all of them, or this step's subset; all again where nobody free is left."""
@@ -443,6 +450,18 @@ class Fused:
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(like, enabled=False):
                 self._kept[what] = state, make()
         return self._kept[what][1]
+
+
+@contextmanager
+def recording(steps: Collection[Fused]) -> Iterator[None]:
+    """For the length of a `with` block, these steps keep the weights of every call."""
+    for step in steps:
+        step.record = []
+    try:
+        yield
+    finally:
+        for step in steps:
+            step.record = None
 
 
 Where = tuple[dict[str, Any], str]

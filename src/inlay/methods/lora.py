@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
+from inlay.config import each_once
 from inlay.errors import ConfigError, nearest
 from inlay.methods.acting import Reads
 from inlay.methods.base import BottleneckForm, Method, register
@@ -80,9 +81,7 @@ class LoRA(Method):
     @field_validator("targets")
     @classmethod
     def _some(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
-        if not targets or len(set(targets)) != len(targets):
-            raise ValueError("name each target once, and at least one")
-        return targets
+        return each_once(targets, "target")
 
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         anatomy.check_layers(self.leave_out)

@@ -10,13 +10,11 @@ it trusts most, and scales what that gives (Fedus et al. 2022):
 
 f_m is the share of tokens or texts that went to module m, P_m the mean of its p.
 
-A mixture is a modifier: it takes any method that says which of its maps can
-have alternatives.
+A mixture is a modifier: it takes any method that says which of its maps can have alternatives.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
@@ -28,7 +26,7 @@ from torch import Tensor, nn
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError
-from inlay.methods.acting import Draw, Reads, Spot, Step
+from inlay.methods.acting import Draw, PerThread, Reads, Spot, Step
 from inlay.methods.base import Method, method_from, register
 
 Routing = Literal["merged", "random", "first", "learned"]
@@ -49,12 +47,10 @@ class Alternatives(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is not None and (self.training or self.routing == "learned"):
             return self.gate.route(x, self.maps)
+        if not self.training and self.routing == "first":
+            return self.maps[0](x)
         if not self.training and self.routing != "random":
-            return (
-                self.maps[0](x)
-                if self.routing == "first"
-                else torch.func.functional_call(self.maps[0], self.mean(), (x,))
-            )
+            return torch.func.functional_call(self.maps[0], self.mean(), (x,))
         drawn = self.draw()
         if len(drawn) == 1:
             return self.maps[drawn[0]](x)
@@ -87,17 +83,11 @@ class Alternatives(nn.Module):
         return self.maps[0]
 
 
-class Noted(threading.local):
-    """What a forward leaves for the loss, in each thread; copies and pickles start anew."""
+class Noted(PerThread):
+    """What a forward leaves for the loss."""
 
     def __init__(self) -> None:
         self.balance: Tensor | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Noted:
-        return Noted()
-
-    def __reduce__(self) -> tuple[type[Noted], tuple[()]]:
-        return Noted, ()
 
 
 class Gate(nn.Module):
@@ -123,7 +113,7 @@ class Gate(nn.Module):
         p = self.linear(each).softmax(-1)  # (N, M)
         chosen = p.argmax(-1)
         self.noted.balance = _balance(p, chosen, weight) if self.training else None
-        found = out = None
+        out: Tensor | None = None
         for m, one in enumerate(maps):
             at = (chosen == m).nonzero().squeeze(-1)
             found = one(units[at])
@@ -296,9 +286,8 @@ class Mixture(Method):
 
 def _width(linear: nn.Module, place: Place) -> int:
     """The width of what a map reads."""
-    for name in ("in_features", "d_in"):
-        if isinstance(width := getattr(linear, name, None), int):
-            return width
+    if isinstance(width := getattr(linear, "in_features", None), int):
+        return width
     return place.d_in if place.acts != "output" else place.d_out
 
 

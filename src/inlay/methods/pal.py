@@ -26,10 +26,11 @@ from transformers.activations import ACT2FN
 
 from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
-from inlay.errors import AnatomyError, ConfigError, nearest
+from inlay.config import each_once
+from inlay.errors import AnatomyError, ConfigError
 from inlay.methods.acting import Reads, Seen, Spot, Step, in_dtype_of, read, shared_linear
 from inlay.methods.base import Method, register
-from inlay.methods.bottleneck import Layer
+from inlay.methods.bottleneck import Layer, known_activation
 
 SHARE = 204 / 768
 """The published size over BERT-base's hidden size."""
@@ -124,16 +125,9 @@ class PAL(Method):
     @field_validator("at")
     @classmethod
     def _each_once(cls, at: tuple[str, ...]) -> tuple[str, ...]:
-        if not at or len(set(at)) != len(at):
-            raise ValueError("name each stack once, and at least one")
-        return at
+        return each_once(at, "stack")
 
-    @field_validator("activation")
-    @classmethod
-    def _known_activation(cls, name: str) -> str:
-        if name not in ACT2FN:
-            raise ValueError(f"unknown activation.{nearest(name, ACT2FN)}")
-        return name
+    _known_activation = field_validator("activation")(known_activation)
 
     @model_validator(mode="after")
     def _whole_heads(self) -> PAL:

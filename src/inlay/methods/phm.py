@@ -85,7 +85,7 @@ class KroneckerLinear(nn.Module):
 
     def __init__(self, k: int, d: int, n: int, rank: int | None, rule: Rule, own_rule: bool) -> None:
         super().__init__()
-        self.in_features, self.d = k, d
+        self.in_features, self.out_features = k, d
         if own_rule:
             self.own = rule
         self.borrowed = (rule,)  # in a tuple: a shared rule belongs to the inlay and is saved once

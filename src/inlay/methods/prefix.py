@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
+from inlay.config import each_once
 from inlay.errors import ConfigError
 from inlay.methods.acting import Reads, in_dtype_of
 from inlay.methods.base import Method, register
@@ -109,9 +110,7 @@ class Prefix(Method):
     @field_validator("at")
     @classmethod
     def _each_once(cls, at: tuple[str, ...]) -> tuple[str, ...]:
-        if not at or len(set(at)) != len(at):
-            raise ValueError("name each attention once, and at least one")
-        return at
+        return each_once(at, "attention")
 
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         anatomy.check_layers(self.leave_out)

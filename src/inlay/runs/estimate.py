@@ -15,6 +15,7 @@ from inlay.runs.job import Job
 from inlay.training.batching import padding_share, portion, training_batches
 from inlay.training.evaluate import BATCH, ask
 from inlay.training.objectives import Portion, objective_for
+from inlay.training.tokens import on_device
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -80,7 +81,7 @@ def _seconds_per_step(job: Job, rows: list[int]) -> float:
         began = time.monotonic()
         for i in range(min(settings.accumulate, len(rows))):
             mine = portion(rows, i, settings.accumulate)
-            batch = {name: tensor.to(device) for name, tensor in train.features.collate(mine).items()}
+            batch = on_device(train.features.collate(mine), device)
             with torch.autocast(device.type, HALVES.get(settings.precision), enabled=settings.precision in HALVES):
                 loss = objective(job.host, job.host, job.codec, Portion(batch, 1 / len(rows), len(mine) / len(rows)))
             loss.backward()

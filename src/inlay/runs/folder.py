@@ -33,6 +33,7 @@ from inlay.runs.yaml_text import read_yaml
 from inlay.storage.files import digest, write_whole
 from inlay.storage.folders import reading, replacing
 from inlay.storage.locks import InUse, locked
+from inlay.storage.names import NAME
 from inlay.storage.plain_json import as_json
 
 CONFIG, RECORD, METRICS, CHECKPOINT, LOCK = (
@@ -46,8 +47,6 @@ OLD_NAMES = {"train": "train_file", "validation": "validation_file", "test": "te
 """Settings that had another name in the config.yaml of earlier runs."""
 BEFORE: dict[str, Any] = {"no_decay": [], "prompt": ""}
 """What held, without being said, in runs that were begun before these settings came to be: now one of them is said."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""A task of a joint run is called as inlays are, and its folder too."""
 PACKAGES = ("inlay", "torch", "transformers", "accelerate", "datasets")
 
 

@@ -27,7 +27,7 @@ from inlay.checkpoints.ours import save
 from inlay.data import Prepared, Task, builtin_tasks, prepare
 from inlay.data.mixing import Sampling
 from inlay.errors import ConfigError, InlayError
-from inlay.host.verbs import NAME, activate, inlays_of, train
+from inlay.host.verbs import activate, inlays_of, train
 from inlay.methods import Method
 from inlay.runs.allowed import Allowed
 from inlay.runs.carry_out import Course, carry_out
@@ -49,6 +49,7 @@ from inlay.runs.report import write_joint_report
 from inlay.runs.settings import PATHS, Settings, useless, useless_here
 from inlay.runs.start import method_of, norms_of
 from inlay.runs.train import judge, save_host
+from inlay.storage.names import NAME, NAMES_HAVE
 from inlay.training.codec import Answer, EncodedSplit, answer_form, is_decoder
 from inlay.training.joint import MEAN, JointLoop
 from inlay.training.lesson import Lesson
@@ -280,10 +281,7 @@ def _checked(settings: JointSettings, allowed: Allowed, resume: bool) -> _Found:
 
     names = [name for name, _ in settings.tasks]
     problems += [f"the task {name!r} is there twice." for name in dict.fromkeys(names) if names.count(name) > 1]
-    problems += [
-        f"{name!r} cannot be the name of a task: use 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or a digit."
-        for name in names if not NAME.fullmatch(name)
-    ]  # fmt: skip
+    problems += [f"{name!r} cannot be the name of a task: {NAMES_HAVE}." for name in names if not NAME.fullmatch(name)]
     if not names:
         problems.append("no tasks: name at least one.")
     if settings.stop_on not in (MEAN, *names):

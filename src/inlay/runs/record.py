@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inlay.errors import CheckpointError
-from inlay.storage.plain_json import finite, read_json
+from inlay.storage.plain_json import digest_of, finite, read_json
 
 Status = Literal["running", "interrupted", "diverged", "finished"]
 Scores = dict[str, float | None]
@@ -92,9 +90,3 @@ def signed(record: dict[str, Any]) -> dict[str, Any]:
     """The record with its own digest."""
     whole = finite(record)
     return whole | {"sha256": digest_of(whole)}
-
-
-def digest_of(record: dict[str, Any]) -> str:
-    """The digest of a record without its own digest."""
-    rest = {key: value for key, value in record.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

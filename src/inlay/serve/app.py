@@ -6,10 +6,8 @@ app = build_app(Engine.open(["runs/rte"]))        uvicorn, hypercorn or Ray Serv
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,6 +24,7 @@ import inlay
 from inlay.data.rows import check_text
 from inlay.errors import InlayError
 from inlay.serve import forms
+from inlay.serve.completions import Completing
 from inlay.serve.engine import Engine, Hold
 from inlay.serve.errors import (
     BadRequest,
@@ -38,7 +37,7 @@ from inlay.serve.errors import (
     ServeError,
     TooLarge,
     Unavailable,
-    told,
+    as_answer,
 )
 from inlay.serve.gate import Gate, extra
 from inlay.serve.keys import Keys
@@ -47,7 +46,6 @@ from inlay.serve.metrics import Metrics
 from inlay.serve.pieces import Piece, piece_at
 from inlay.serve.roots import below, inside
 from inlay.serve.shelf import Model
-from inlay.training.generation import WrittenText
 from inlay.training.recipe import Generation
 
 PAGE = Path(__file__).parent / "page"
@@ -135,8 +133,7 @@ class Asking:
         self.cutters = ThreadPoolExecutor(2, "inlay-cut")
 
     async def __call__(self, request: Request, rows: int, enter: Callable[..., Future[Any]], wait: float | None) -> Any:
-        limit = self.engine.limits.deadline
-        until = time.monotonic() + min(wait or limit, limit)
+        until = self.engine.limits.until(wait)
         return await _waited(request, await self.entered(request, rows, enter, until), until)
 
     async def entered(
@@ -184,13 +181,10 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
     )
     async def classify(request: Request, body: forms.ClassifyForm, timeout: Timeout = None) -> Response:
         """What a model says about inputs: labels with scores, numbers, tags or spans, by the kind of its task."""
-        return await answers(request, body.model, body.inputs, timeout)
-
-    async def answers(request: Request, model: str, inputs: Sequence[Any], timeout: float | None) -> Response:
-        asked = [given if isinstance(given, str) else given.model_dump(exclude_none=True) for given in inputs]
-        request.state.facts = {"model": _known(engine, model), "rows": len(asked)}
+        model, inputs = body.model, [_plain(given) for given in body.inputs]
+        request.state.facts = {"model": _known(engine, model), "rows": len(inputs)}
         kind = engine.shelf[model].codec.task.kind
-        results = await ask(request, len(asked), lambda hold, **how: engine.enter(hold, model, asked, **how), timeout)
+        results = await ask(request, len(inputs), lambda hold, **how: engine.enter(hold, model, inputs, **how), timeout)
         return JSONResponse({"model": model, "kind": kind, "results": results})
 
     @app.post(
@@ -209,11 +203,10 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
     @app.post("/v1/explain", responses=responses(forms.Explained, 404, 429, 503), response_model=None, tags=["answers"])
     async def explain(request: Request, body: forms.ExplainForm, timeout: Timeout = None) -> Response:
         """How a fusion weighs its members, by text, place, token and member; its answer with some off or pinned."""
-        given = body.input if isinstance(body.input, str) else body.input.model_dump(exclude_none=True)
         request.state.facts = {"model": _known(engine, body.model), "rows": 1}
 
         def enter(hold: Hold, **how: Any) -> Future[Any]:
-            return engine.enter_explain(hold, body.model, given, off=body.off, pin=body.pin, **how)
+            return engine.enter_explain(hold, body.model, _plain(body.input), off=body.off, pin=body.pin, **how)
 
         return JSONResponse(await ask(request, 1, enter, timeout))
 
@@ -250,57 +243,13 @@ def _add_completions(app: FastAPI, ask: Asking) -> None:
             return JSONResponse(made.whole(await ask(request, len(prompts), enter, timeout)))
         pieces: asyncio.Queue[str] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        until = time.monotonic() + min(timeout or engine.limits.deadline, engine.limits.deadline)
+        until = engine.limits.until(timeout)
 
         def on_text(piece: str) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         future = await ask.entered(request, 1, partial(enter, on_text=on_text), until)
         return StreamingResponse(made.stream(pieces, future), media_type="text/event-stream")
-
-
-class Completing:
-    """The answers of /v1/completions, whole or in pieces."""
-
-    def __init__(self, model: str) -> None:
-        self.facts = {
-            "id": f"cmpl-{secrets.token_hex(8)}", "object": "text_completion", "created": int(time.time()),
-            "model": model,
-        }  # fmt: skip
-
-    def whole(self, texts: list[WrittenText]) -> dict[str, Any]:
-        read, written = sum(one.read for one in texts), sum(one.tokens for one in texts)
-        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-        return self.facts | {"choices": [_choice(i, one.text, one) for i, one in enumerate(texts)], "usage": usage}
-
-    async def stream(self, pieces: asyncio.Queue[str], future: Future[Any]) -> AsyncIterator[str]:
-        """Server-sent events. A client that goes away closes this, and its text is written no further."""
-        answer = asyncio.ensure_future(asyncio.wrap_future(future))
-        try:
-            while not (answer.done() and pieces.empty()):
-                piece = asyncio.ensure_future(pieces.get())
-                await asyncio.wait({piece, answer}, return_when="FIRST_COMPLETED")
-                if piece.done():
-                    yield _event(self.facts | {"choices": [_choice(0, piece.result(), None)]})
-                else:
-                    piece.cancel()
-            try:
-                yield _event(self.facts | {"choices": [_choice(0, "", (await answer)[0])]})
-            except ServeError as error:
-                yield _event({"error": told(error), "error_type": error.error_type})
-            yield "data: [DONE]\n\n"
-        finally:
-            future.cancel()
-
-
-def _choice(index: int, text: str, whole: WrittenText | None) -> dict[str, Any]:
-    """A text, or a piece of one that is not whole yet."""
-    reason = None if whole is None else "stop" if whole.ended else "length"
-    return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
-
-
-def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 def _add_models(app: FastAPI, engine: Engine) -> None:
@@ -407,6 +356,11 @@ def _file(file: Path | None) -> Response:
 # pieces of answers
 
 
+def _plain(given: forms.Input) -> str | dict[str, Any]:
+    """One input as `inlay.serve.inputs` reads it."""
+    return given if isinstance(given, str) else given.model_dump(exclude_none=True)
+
+
 def _known(engine: Engine, model: str) -> str:
     """A model's name for the log: what is none is not repeated there."""
     return model if model in engine.shelf.names else "unknown"
@@ -456,8 +410,7 @@ def _host(engine: Engine) -> dict[str, Any]:
 def _handle_errors(app: FastAPI) -> None:
     def answer(error: ServeError) -> Response:
         headers = {name.decode(): value.decode() for name, value in extra(error)}
-        body = {"error": told(error), "error_type": error.error_type}
-        return JSONResponse(body, status_code=error.status, headers=headers)
+        return JSONResponse(as_answer(error), status_code=error.status, headers=headers)
 
     @app.exception_handler(InlayError)
     async def ours(request: Request, error: InlayError) -> Response:

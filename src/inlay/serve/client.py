@@ -56,6 +56,22 @@ class _Asking:
                 return _read(came)
         raise AssertionError("the last try returns or raises")
 
+    def _classify(self, model: str, inputs: Sequence[Any]) -> Asked:
+        return self._asked("POST", "/v1/classify", {"model": model, "inputs": list(inputs)})
+
+    def _explain(self, model: str, given: Any, off: Sequence[str], pin: Mapping[str, float] | None) -> Asked:
+        body = {"model": model, "input": given, "off": list(off), "pin": dict(pin or {})}
+        return self._asked("POST", "/v1/explain", body)
+
+    def _models(self) -> Asked:
+        return self._asked("GET", "/v1/models")
+
+    def _load(self, name: str, path: str) -> Asked:
+        return self._asked("PUT", f"/v1/inlays/{name}", {"path": path})
+
+    def _delete(self, name: str) -> Asked:
+        return self._asked("DELETE", f"/v1/inlays/{name}")
+
 
 def _pause(hint: str | None, tries: int) -> float:
     """As long as the server says, or longer each time; never all clients at the same moment."""
@@ -96,26 +112,25 @@ class Client(_Asking):
 
     def classify(self, model: str, inputs: Sequence[Any]) -> list[Any]:
         """One answer per input; `inlay.serve.answers` has the forms."""
-        return self._run(self._asked("POST", "/v1/classify", {"model": model, "inputs": list(inputs)}))["results"]
+        return self._run(self._classify(model, inputs))["results"]
 
     def explain(
         self, model: str, given: Any, *, off: Sequence[str] = (), pin: Mapping[str, float] | None = None
     ) -> dict[str, Any]:
         """How a fusion weighs its members."""
-        body = {"model": model, "input": given, "off": list(off), "pin": dict(pin or {})}
-        return self._run(self._asked("POST", "/v1/explain", body))
+        return self._run(self._explain(model, given, off, pin))
 
     def models(self) -> list[dict[str, Any]]:
         """Every model; the host is the one without a parent."""
-        return self._run(self._asked("GET", "/v1/models"))["data"]
+        return self._run(self._models())["data"]
 
     def load(self, name: str, path: str) -> dict[str, Any]:
         """Load a folder below the server's root; needs an admin key."""
-        return self._run(self._asked("PUT", f"/v1/inlays/{name}", {"path": path}))
+        return self._run(self._load(name, path))
 
     def delete(self, name: str) -> None:
         """Take a model off; needs an admin key."""
-        self._run(self._asked("DELETE", f"/v1/inlays/{name}"))
+        self._run(self._delete(name))
 
     def _run(self, asked: Asked) -> Any:
         try:
@@ -152,27 +167,25 @@ class AsyncClient(_Asking):
 
     async def classify(self, model: str, inputs: Sequence[Any]) -> list[Any]:
         """One answer per input."""
-        body = {"model": model, "inputs": list(inputs)}
-        return (await self._run(self._asked("POST", "/v1/classify", body)))["results"]
+        return (await self._run(self._classify(model, inputs)))["results"]
 
     async def explain(
         self, model: str, given: Any, *, off: Sequence[str] = (), pin: Mapping[str, float] | None = None
     ) -> dict[str, Any]:
         """How a fusion weighs its members."""
-        body = {"model": model, "input": given, "off": list(off), "pin": dict(pin or {})}
-        return await self._run(self._asked("POST", "/v1/explain", body))
+        return await self._run(self._explain(model, given, off, pin))
 
     async def models(self) -> list[dict[str, Any]]:
         """Every model; the host is the one without a parent."""
-        return (await self._run(self._asked("GET", "/v1/models")))["data"]
+        return (await self._run(self._models()))["data"]
 
     async def load(self, name: str, path: str) -> dict[str, Any]:
         """Load a folder below the server's root; needs an admin key."""
-        return await self._run(self._asked("PUT", f"/v1/inlays/{name}", {"path": path}))
+        return await self._run(self._load(name, path))
 
     async def delete(self, name: str) -> None:
         """Take a model off; needs an admin key."""
-        await self._run(self._asked("DELETE", f"/v1/inlays/{name}"))
+        await self._run(self._delete(name))
 
     async def _run(self, asked: Asked) -> Any:
         try:

@@ -11,7 +11,6 @@ the model thread    takes a batch, joins the plans of its rows, runs the host on
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -38,6 +37,7 @@ from inlay.serve.errors import DeadlineExceeded, Gone, Invalid, Overloaded, Serv
 from inlay.serve.explain import explained, look_inside
 from inlay.serve.inputs import read_inputs
 from inlay.serve.limits import Limits
+from inlay.serve.logs import LOG
 from inlay.serve.pieces import Piece, common_host, piece_at, pieces_of
 from inlay.serve.requests import Request, Row
 from inlay.serve.shelf import Model, Shelf
@@ -47,10 +47,10 @@ from inlay.training.evaluate import ask
 from inlay.training.generation import WrittenText, write_rows
 from inlay.training.recipe import Generation
 from inlay.training.threads import use_threads
+from inlay.training.tokens import on_device
 from inlay.training.workbench import Workbench
 
 T = TypeVar("T")
-LOG = logging.getLogger("inlay.serve")
 Read = Callable[[Model], tuple[Codec, list[Example]]]
 """How a request is read, once its model is known."""
 BEAT = 0.25
@@ -215,7 +215,7 @@ class Engine:
                 self.rows -= hold.rows  # none, where the request is in the queue now
 
     def check_room(self, more: int = 0) -> None:
-        """Refuse where not even one row finds room, beside so many that are about to come."""
+        """Refuse where there would be no room for a single row besides `more` that are about to come."""
         self.check_open()
         if self.rows + more >= self.limits.rows:
             raise self._full(1)
@@ -233,8 +233,8 @@ class Engine:
 
     @contextmanager
     def _prepared(self, model: str, read: Read, client: str, timeout: float | None) -> Iterator[Request]:
-        """Checked inputs, cut into tokens, for a model that stays until it has answered; let go after an error."""
-        deadline = time.monotonic() + min(timeout or self.limits.deadline, self.limits.deadline)
+        """Checked and tokenised inputs for a model that is kept until it has answered, or until an error."""
+        deadline = self.limits.until(timeout)
         served = self.shelf.claim(model)
         try:
             codec, examples = read(served)
@@ -280,7 +280,7 @@ class Engine:
         self.observer.answered(request, error)
 
     def _wait(self, future: Future[T]) -> T:
-        """The answer. The model thread tells of deadlines when it gets there; this does not wait longer than that."""
+        """The answer. The model thread notices a deadline when it gets to the rows; this waits no longer."""
         try:
             return future.result(self.limits.deadline + 1)
         except Late:
@@ -352,7 +352,7 @@ class Engine:
         return time.monotonic() - self.beat
 
     def close(self, drain: float | None = None) -> None:
-        """Take nothing more, finish what was taken, for at most so many seconds, and stop."""
+        """Accept nothing more, finish what was accepted within `drain` seconds, and stop."""
         self.draining = True
         until = time.monotonic() + (self.limits.drain if drain is None else drain)
         with self.changed:
@@ -436,10 +436,10 @@ class Engine:
         inlays_of(host).switch(host, plan)
         logits: Tensor = host(**inputs).logits.cpu()
         for row, own in zip(batch, logits, strict=True):
-            model, features = row.request.model, row.request.split.features
+            codec, features = row.request.model.codec, row.request.split.features
             if own.dim() == 2:  # the batch has logits for every token: of a text they are the same at all of them
-                own = own[features.real(row.length, len(own))] if model.per_token else own[0]
-            row.request.found[row.at] = own[..., : model.outputs]
+                own = own[features.real(row.length, len(own))] if codec.per_token else own[0]
+            row.request.found[row.at] = own[..., : codec.outputs]
             self._done(row.request)
 
     def plan_for(self, batch: Sequence[Row]) -> tuple[Plan, list[Row]]:
@@ -460,7 +460,7 @@ class Engine:
             )
             for name in batch[0].columns
         }
-        return {name: tensor.to(device) for name, tensor in (found | {"attention_mask": real.long()}).items()}
+        return on_device(found | {"attention_mask": real.long()}, device)
 
     def _ask(self, batch: list[Row]) -> None:
         """Rows of one model whose host answers in words: a text that it writes, or what it says at a mask."""
@@ -487,7 +487,7 @@ class Engine:
             self._done(request)
 
     def _go_on(self, batch: Sequence[Row]) -> None:
-        """A sign of life after each token that is written; an end where nobody waits for any of the rows."""
+        """Called after each token: gives a sign of life, and stops writing when nobody waits for any of the rows."""
         self.beat = time.monotonic()
         wanted = [row.wanted for row in batch]  # all are asked: one that is too late is told so now
         if not any(wanted):

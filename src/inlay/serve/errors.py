@@ -99,6 +99,11 @@ class Gone(ServeError):
     status, error_type = 499, "gone"
 
 
+def as_answer(error: ServeError) -> dict[str, str]:
+    """The body of an answer that is an error."""
+    return {"error": told(error), "error_type": error.error_type}
+
+
 def told(error: object) -> str:
     """A message as an answer may have it: no folder of this machine, nothing that acts on a terminal, not too long."""
     urls = error.urls if isinstance(error, ServeError) else ()

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from inlay.compose.activations import fused_steps
 from inlay.host.plan import Plan
-from inlay.host.steps import leaves
 from inlay.host.verbs import inlays_of
-from inlay.methods.fusion import Fused
+from inlay.methods.fusion import Fused, recording
 from inlay.serve.requests import Request, Row
 from inlay.serve.shelf import Shelf
 from inlay.training.tokens import Features
@@ -28,7 +27,7 @@ def look_inside(shelf: Shelf, batch: Sequence[Row], inputs: dict[str, Tensor]) -
     if not request.looks:
         usual, changed = request.model.plan, shelf.plan_of(request.model, request.off, request.pin)
         plans = [usual] if changed is usual else [usual, changed]
-        request.looks = [Look(plan, shelf_places(shelf, plan)) for plan in plans]
+        request.looks = [Look(plan, _by_layer(shelf, plan)) for plan in plans]
     for look in request.looks:
         look.at(shelf, batch, inputs)
 
@@ -67,22 +66,18 @@ class Look:
         logits, recorded = self._pass(shelf.host, inputs, list(model.members.values()))
         for i, row in enumerate(batch):
             real = features.real(row.length, inputs["input_ids"].shape[1])
-            self.logits[row.at] = (logits[i, real] if model.per_token else logits[i])[..., : model.outputs]
+            own = logits[i, real] if model.codec.per_token else logits[i]
+            self.logits[row.at] = own[..., : model.codec.outputs]
             self.weights[row.at] = [_rounded(whole[i, real]) for whole in recorded]
 
     def _pass(
         self, host: PreTrainedModel, inputs: dict[str, Tensor], members: list[str]
     ) -> tuple[Tensor, list[Tensor]]:
         """The logits, and the weights at each place."""
-        for step in self.places.values():
-            step.record = []
         inlays_of(host).switch(host, self.plan)
-        try:
+        with recording(self.places.values()):
             logits: Tensor = host(**inputs).logits.cpu()
-            return logits, [_whole(step, members, len(logits)) for step in self.places.values()]
-        finally:
-            for step in self.places.values():
-                step.record = None
+            return logits, [step.recorded(members, len(logits)) for step in self.places.values()]
 
     def said(self, request: Request) -> dict[str, Any]:
         """The answer and the weights, once all rows have run."""
@@ -91,22 +86,11 @@ class Look:
         return {"answer": request.said(request.answers())[0], "weights": [self.weights[i] for i in order]}
 
 
-def shelf_places(shelf: Shelf, plan: Plan) -> dict[str, Fused]:
+def _by_layer(shelf: Shelf, plan: Plan) -> dict[str, Fused]:
     """Place to the fusion's step there, from the first layer to the last."""
-    steps = [leaf for step in plan.steps.values() for leaf in leaves(step)]
-    found = {step.place.id: step for step in steps if isinstance(step, Fused)}
+    found = fused_steps(plan)
     order = list(inlays_of(shelf.host).anatomy.places)
     return {place: found[place] for place in sorted(found, key=order.index)}
-
-
-def _whole(step: Fused, order: list[str], rows: int) -> Tensor:
-    """(B, T, N) in the order of the members; one that was pruned there has no weight."""
-    weights = torch.cat(step.record or []).cpu()
-    if weights.dim() == 2:  # hosts that flatten (B, T)
-        weights = weights.unflatten(0, (rows, -1))
-    whole = weights.new_zeros(*weights.shape[:-1], len(order))
-    whole[..., [order.index(name) for name in step.names]] = weights
-    return whole
 
 
 def _rounded(weights: Tensor) -> list[list[float]]:

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inlay.serve.engine import Engine
-from inlay.serve.errors import BadRequest, DeadlineExceeded, Forbidden, ServeError, TooLarge, Unauthorized, told
+from inlay.serve.errors import BadRequest, DeadlineExceeded, Forbidden, ServeError, TooLarge, Unauthorized, as_answer
 from inlay.serve.keys import Keys, client_of, key_in
 from inlay.serve.limits import Limits
 from inlay.serve.logs import LOG, request_id
@@ -38,7 +38,7 @@ QUIET = ("/health", "/ready", "/metrics")
 
 
 class Gate:
-    """The outermost layer of the application, but for the one that answers what browsers ask before a page may ask."""
+    """The outermost layer of the application, but for CORS, which answers the preflight requests of browsers."""
 
     def __init__(
         self, app: ASGIApp, *, keys: Keys, engine: Engine, metrics: Metrics, hosts: Sequence[str] | None = None,
@@ -105,14 +105,14 @@ class Gate:
         scope["state"] |= {"role": role, "client": client_of(key if role else None, address)}
 
     def _let_in(self, scope: Scope) -> None:
-        """Refuse before anything is read where nothing would find room: a full server says so at once."""
+        """Refuse before the body is read if the queue is full."""
         self.engine.check_room(self.reading)
         self.reading += 1
         left = iter([self._entered])
         scope["state"]["entered"] = lambda: next(left, _nothing)()  # once, by whoever comes first
 
     def _entered(self) -> None:
-        """A request that was being read has its places in the queue, or needs none any more."""
+        """A request that was being read now has its places in the queue, or no longer needs any."""
         self.reading -= 1
 
     def _tell(self, scope: Scope, name: str, status: int, seconds: float) -> None:
@@ -136,7 +136,7 @@ def _name(host: str) -> str:
 
 async def refuse(error: ServeError, send: Send) -> None:
     """An error as the answer, before the application has begun one."""
-    body = json.dumps({"error": told(error), "error_type": error.error_type}).encode()
+    body = json.dumps(as_answer(error)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *extra(error)]
     if isinstance(error, TooLarge | DeadlineExceeded):  # what is still to come of the body is not read
         headers.append((b"connection", b"close"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from pydantic import ConfigDict, Field
 
 from inlay.config import Config
@@ -35,3 +37,7 @@ class Limits(Config):
     """Seconds that a server that goes down has to finish what it took."""
     idle: float = Field(default=10.0, gt=0)
     """Seconds that a connection may be open without a whole request."""
+
+    def until(self, seconds: float | None) -> float:
+        """When a request that would wait so long is given up, on the clock of `time.monotonic`."""
+        return time.monotonic() + min(seconds or self.deadline, self.deadline)

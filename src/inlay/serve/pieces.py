@@ -16,9 +16,9 @@ from typing import Any
 from inlay.checkpoints.manifest import MANIFEST, read_manifest
 from inlay.data.task import Task
 from inlay.errors import CheckpointError, InlayError, NamingError
-from inlay.host.verbs import NAME
 from inlay.runs.folder import RECORD, Run, TaskRun, find_runs, run_at, usual_name
 from inlay.runs.use import finished_record, generation_of, task_of
+from inlay.storage.names import NAME, NAMES_HAVE
 from inlay.studies.cells import STUDY
 from inlay.studies.plan import Cell, View, view_of
 from inlay.studies.ways import JOINT
@@ -91,14 +91,11 @@ def split_name(given: str) -> tuple[str | None, str]:
 
 
 def _renamed(piece: Piece, name: str | None, several: bool) -> Piece:
-    """The same under the name that was given, in front of its own where that stands for several."""
+    """The piece under the name that was given; as a prefix of its own name where a path stands for several pieces."""
     if name is not None:
         piece = replace(piece, name=f"{name}-{piece.name}" if several else name)
     if not NAME.fullmatch(piece.name):
-        raise NamingError(
-            f"{piece.name!r} cannot be a model's name: use 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or "
-            f"a digit. Give another one: NAME=PATH."
-        )
+        raise NamingError(f"{piece.name!r} cannot be a model's name: {NAMES_HAVE}. Give another one: NAME=PATH.")
     return piece
 
 
@@ -210,7 +207,7 @@ def _inlay(folder: Path, allowed: Callable[[Path], bool] = Path.is_dir) -> Piece
 
 
 def _beside(folder: Path, member: str, allowed: Callable[[Path], bool]) -> Path | None:
-    """Where a fusion's run keeps a member, or what has its name beside the fusion; loading tells if it is another."""
+    """A member in its fusion's run, or what has its name beside the fusion; loading notices if that is another."""
     places = (folder.absolute().parent / "members" / member, folder.absolute().parent / member)
     for place in places if NAME.fullmatch(member) else ():
         if allowed(place) and (place / MANIFEST).is_file():

@@ -36,8 +36,7 @@ from inlay.serve.limits import Limits
 from inlay.serve.logs import LOG, log_to
 from inlay.serve.pieces import Piece, common_host, piece_at, pieces_of, split_name
 from inlay.serve.server import LOCAL, Reloading, check_bind, is_local
-from inlay.studies.engines.base import EngineError
-from inlay.studies.engines.ray import check_answers
+from inlay.studies.engines.ray import join, set_environment
 
 APP = "inlay"
 CATALOGUE = "inlay-catalogue"
@@ -315,9 +314,7 @@ class Deployed:
 
 
 def _ray() -> tuple[Any, Any]:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to other hosts
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    set_environment()
     try:
         import ray
         from ray import serve
@@ -331,13 +328,8 @@ def _begin(ray: Any, address: str | None, cpus: int) -> None:
     if address is None:
         ray.init(address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, namespace=APP,
                  logging_level="error")  # fmt: skip
-        return
-    check_answers(address)
-    try:
-        ray.init(address=address, namespace=APP, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        told = str(error).strip().split("\n")[0]
-        raise EngineError(f"no Ray cluster at {address}: {told}. Start one with `ray start --head`.") from None
+    else:
+        join(ray, address, namespace=APP)
 
 
 def _check_room(ray: Any, replicas: int, cpus: int) -> None:

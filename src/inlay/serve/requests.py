@@ -57,7 +57,7 @@ class Request:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody waits for it; one that is too late gets its error here."""
+        """Whether somebody still waits for it; one that is past its deadline gets its error here."""
         if self.future.done():
             return False
         if time.monotonic() > self.deadline:
@@ -100,10 +100,9 @@ class Request:
         if self.written:
             return [self.written[i] for i in range(len(self.split.examples))]
         found = [logits for logits in self.found if logits is not None]
-        logits = _padded(found, features.left) if self.model.per_token else torch.stack(found)
-        if features.made == "choices":
-            counts = features.owns.diff()
-            logits = by_choice(logits, torch.arange(int(counts.max())) < counts.unsqueeze(1))
+        logits = _padded(found, features.left) if codec.per_token else torch.stack(found)
+        if features.kind == "choices":
+            logits = by_choice(logits, features.choices_of(range(len(features))))
         return codec.answers(logits, self.split, range(len(self.split.examples)))
 
     def said(self, answers: Sequence[Answer]) -> list[Any]:

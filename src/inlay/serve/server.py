@@ -57,7 +57,7 @@ def check_bind(bind: str, keys: Keys, open_to_all: bool) -> tuple[str, int]:
 
 
 class Impatient(H11Protocol):
-    """A connection on which no whole request comes is closed after a while: half-open sockets cost nothing for long."""
+    """Closes a connection on which no whole request arrives for a while, so that half-open sockets do not pile up."""
 
     idle = 10.0
     began: asyncio.TimerHandle | None = None

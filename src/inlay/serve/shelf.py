@@ -62,16 +62,6 @@ class Model:
     """What its folder looked like when it was last read."""
     pinned: OrderedDict[Setup, Plan] = field(default_factory=OrderedDict)
 
-    @property
-    def outputs(self) -> int:
-        """Numbers that its head gives for a text or a token."""
-        task = self.codec.task
-        return {"regression": 1, "choice": 1, "spans": 2}.get(task.kind, len(task.labels))
-
-    @property
-    def per_token(self) -> bool:
-        return self.codec.task.kind in ("tags", "spans")
-
     def facts(self) -> dict[str, Any]:
         """What it is, for people and programs."""
         task = self.codec.task
@@ -113,7 +103,7 @@ class Shelf:
 
     @property
     def names(self) -> set[str]:
-        """Of everything that answers: the models and, where it writes, the host by itself."""
+        """The names of all that answers: the models and, if it writes text, the host by itself."""
         return {*self.models, *(() if self.bare is None else (self.host_name,))}
 
     def loaded(self, name: str) -> Model:

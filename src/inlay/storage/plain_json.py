@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,12 @@ def _integer(digits: str) -> int:
 def as_json(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: a number that is not finite is null."""
     return json.dumps(finite(value), ensure_ascii=False, indent=indent)
+
+
+def digest_of(record: Mapping[str, Any]) -> str:
+    """The sha256 of a record or manifest, without the one that it holds itself."""
+    rest = {key: value for key, value in record.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
 def number(value: float | None) -> float:

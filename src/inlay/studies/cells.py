@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import CheckpointError, ConfigError
-from inlay.runs.record import digest_of as record_digest
 from inlay.runs.record import signed
 from inlay.storage.files import write_whole
-from inlay.storage.plain_json import as_json, read_json
+from inlay.storage.plain_json import as_json, digest_of, read_json
 
 FORMAT = 1
 STUDY, RESULT, LOG, RECORDS, FAILED = "study.json", "cell.json", "log.jsonl", "records", "failed"
@@ -80,7 +79,7 @@ class StudyFolder:
         if not file.is_file():
             raise CheckpointError(f"{self.folder} is not a study's folder: it has no {STUDY}.")
         found = read_json(file)
-        if not isinstance(found, dict) or found.pop("sha256", None) != record_digest(found):
+        if not isinstance(found, dict) or found.pop("sha256", None) != digest_of(found):
             raise CheckpointError(f"{file} is cut or altered: its content does not match its sha256.")
         if found.get("format") != FORMAT:
             raise CheckpointError(f"{file} has format {found.get('format')!r}; this version of Inlay reads {FORMAT}.")
@@ -219,7 +218,7 @@ def read_result(text: str, file: Path, name: str) -> Result:
         found = json.loads(text)
         if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("cell") != name:
             raise ValueError(f"it is not the result of the cell {name}")
-        if found.get("sha256") != record_digest(found):
+        if found.get("sha256") != digest_of(found):
             raise ValueError("its content does not match its sha256")
     except (ValueError, RecursionError) as error:
         what = f"the folder {file.parent}" if file.name == RESULT else "it"

@@ -78,7 +78,7 @@ def costs(view: View, table: Table) -> list[tuple[Any, ...]]:
             (
                 line.title,
                 line.trained,
-                _mean([s for result in results if (s := _epoch(view, result)) is not None]),
+                _mean([s for result in results if (s := _epoch(result)) is not None]),
                 line.megabytes,
                 min(batches) if batches else None,
                 _mean([one["flops_per_row"] / 1e9 for one in steps]),
@@ -89,7 +89,7 @@ def costs(view: View, table: Table) -> list[tuple[Any, ...]]:
     return lines
 
 
-def _epoch(view: View, result: dict[str, Any]) -> float | None:
+def _epoch(result: dict[str, Any]) -> float | None:
     """Seconds of one pass over the training rows, evaluations included."""
     steps, seconds = result.get("steps"), result.get("seconds")
     if not steps or not seconds or result.get("resumed") or result["work"] == "part":

@@ -13,7 +13,6 @@ A description is plain data, so that it can be sent anywhere:
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import math
 import sys
@@ -25,9 +24,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inlay.errors import ConfigError, InlayError
-from inlay.storage.files import write_whole
+from inlay.storage.files import is_full, write_whole
 from inlay.storage.locks import InUse, locked
-from inlay.storage.plain_json import as_json, read_json
+from inlay.storage.plain_json import as_json, number, read_json
 from inlay.studies.cells import PARTS, Result, StudyFolder
 from inlay.studies.ways import JOINT
 
@@ -93,8 +92,7 @@ def _run(folder: StudyFolder, name: str, cell: Description, watch: Any) -> tuple
 
 
 def _of_the_disk(problem: OSError) -> tuple[Ending, str]:
-    full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return ("full" if full else "failed"), str(problem)
+    return ("full" if is_full(problem) else "failed"), str(problem)
 
 
 # the works
@@ -261,7 +259,7 @@ def _over_time(entries: list[dict[str, Any]], record: dict[str, Any], settings: 
 
     Where no metric decides, it is the lowest loss of the validation rows.
     """
-    validation = {key: _number(value) for key, value in record["validation"].items()}
+    validation = {key: number(value) for key, value in record["validation"].items()}
     selected = settings.selected(validation)[1] if validation else math.nan
     losses = [entry["validation_loss"] for entry in entries if entry.get("validation_loss") is not None]
     if math.isnan(selected) and losses:
@@ -422,10 +420,6 @@ def _loss(examples: Any, answers: Any) -> float | None:
         return None
     each = [-math.log(max(a.probabilities[e.target], 1e-12)) for e, a in zip(examples, answers, strict=True)]
     return round(sum(each) / len(each), 5)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _forget_peak() -> None:

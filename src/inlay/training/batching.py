@@ -35,7 +35,7 @@ def reading_batches(lengths: Tensor, batch_size: int) -> list[list[int]]:
 
 
 def evenly(count: int, most: int | None) -> list[int]:
-    """So many of the rows, from all over them: files are often sorted by label."""
+    """This many rows at even distances from each other, because files are often sorted by label."""
     if most is None or most >= count:
         return list(range(count))
     return [int(i * (count / most)) for i in range(most)]
@@ -71,7 +71,7 @@ class Batches(Protocol):
         """The batches of the next epoch, or of the one that was restored; counted from 0."""
 
     def state(self, *, begun: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What the batches to come depend on beside the seed. `begun`: the epoch is not over and will be made again."""
+        """What the coming batches depend on besides the seed. `begun`: the epoch is not over, and is drawn again."""
 
     def restore(self, streams: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on from a state."""

@@ -73,7 +73,7 @@ def answer_form(task: Task, config: PretrainedConfig) -> AnswerForm:
 
 
 def _check_words(task: Task, host: str, masked: bool) -> None:
-    """A task that is answered with label words needs these, and a template that fits the host."""
+    """Refuse a task without label words, or without a template that fits the host, where words are to answer it."""
     shape = task.cloze if masked else task.template
     problems = [] if task.label_words else ["it has no label_words; give one for each label"]
     if shape is None:
@@ -85,7 +85,7 @@ def _check_words(task: Task, host: str, masked: bool) -> None:
 
 
 def is_decoder(config: PretrainedConfig) -> bool:
-    """Whether hosts of this configuration only foretell the next token, as GPT-2 and Llama do."""
+    """Whether hosts of this configuration only predict the next token, as GPT-2 and Llama do."""
     kind = config.model_type
     return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -126,7 +126,7 @@ class Codec:
     decoder: bool = False
     """Form text: whether the host reads a prompt and its own answer as one sequence."""
     verbatim: bool = False
-    """Decoders: whether prompts are gone on with as they stand; otherwise the spaces at their end are the answer's."""
+    """Decoders: whether prompts are continued as they stand; otherwise spaces at their end become the answer's."""
     words: LabelWords | None = None
     """Answering with words: those of the labels."""
     packing: bool = False
@@ -134,10 +134,20 @@ class Codec:
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
 
+    @property
+    def per_token(self) -> bool:
+        """Form labels: whether a head has logits for every token."""
+        return self.task.kind in ("tags", "spans")
+
+    @property
+    def outputs(self) -> int:
+        """Form labels: how many numbers a head gives for a text, or for a token."""
+        return {"regression": 1, "choice": 1, "spans": 2}.get(self.task.kind, len(self.task.labels))
+
     def encode(self, examples: Sequence[Example], *, labelled: bool = True, cache: bool = True) -> EncodedSplit:
         """Examples with their tokens, and with their targets where they have some.
 
-        cache: whether tokens are kept on disk for the next time; what is asked once is not worth it.
+        cache: whether tokens are kept on disk for the next time; not worth it for what is asked once.
         """
         targets: list[Target] | None
         if self.form == "mask":
@@ -169,7 +179,7 @@ class Codec:
         return features(examples, self.tokenizer, self.max_length, targets, cache)
 
     def _joined(self, prompts: Sequence[str], answers: Sequence[str] | None, cache: bool) -> Features:
-        """Prompts with their answers; the spaces before an answer belong to its first word, as its tokenizer has it."""
+        """Prompts with their answers. Spaces between the two go with the answer's first word, as tokenizers expect."""
         ends = [prompt if self.verbatim else prompt.rstrip(" ") for prompt in prompts]
         if answers is not None:
             answers = [p[len(e) :] + answer for p, e, answer in zip(prompts, ends, answers, strict=True)]
@@ -255,13 +265,13 @@ class Codec:
         return Answer(said)
 
     def answers(self, logits: Tensor, split: EncodedSplit | None = None, rows: Sequence[int] = ()) -> list[Answer]:
-        """Logits as answers; a split and its rows say what the tokens of tags and spans stand for."""
+        """Logits as answers. Tags and spans need the split and its rows, which say what each token stands for."""
         if self.task.kind == "regression":
             return [Answer(float(value)) for value in logits.flatten().tolist()]
         if self.task.kind == "multilabel":
             each = logits.double().sigmoid().tolist()
             return [Answer(tuple(i for i, p in enumerate(row) if p > 0.5), tuple(row)) for row in each]
-        if self.task.kind in ("tags", "spans"):
+        if self.per_token:
             assert split is not None, "tags and spans are read off tokens"
             logits = logits.double().cpu()
             return self._tags(logits, split, rows) if self.task.kind == "tags" else self._spans(logits, split, rows)
@@ -285,7 +295,7 @@ class Codec:
         return found
 
     def _spans(self, logits: Tensor, split: EncodedSplit, rows: Sequence[int]) -> list[Answer]:
-        """The best span over all windows of a row; no answer where that scores higher and is allowed."""
+        """The best span over all windows of a row; "no answer" where the task allows it and it scores higher."""
         found, windows, made = [], iter(logits), split.features
         for row in rows:
             spans: list[tuple[float, str]] = []
@@ -315,12 +325,12 @@ class Codec:
         return names.get(self.task.kind, "single_label_classification")
 
     def aligned(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Decoders: the logits (B, W, words) that foretell the labels (B, W); a token's are for the next one."""
+        """Decoders: the logits (B, W, words) that predict the labels (B, W): each token's are for the next token."""
         done = not self.decoder or logits.shape[1] == labels.shape[1]
         return logits if done else logits[:, -labels.shape[1] - 1 : -1]
 
     def compared(self, logits: Tensor) -> Tensor:
-        """Logits with what is chosen from in the last dimension: for spans the tokens, (windows, 2, T)."""
+        """Logits with the choices in the last dimension: for spans these are the tokens, (windows, 2, T)."""
         return logits.transpose(1, 2) if self.task.kind == "spans" else logits
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -343,7 +353,7 @@ class Codec:
         )  # fmt: skip
 
     def measure(self, split: EncodedSplit, answers: Sequence[Answer]) -> dict[str, float]:
-        """The task's metrics of answers to a split's examples."""
+        """The task's metrics of these answers to a split's examples."""
         examples = split.examples
         targets = [e.answers or e.target for e in examples]
         said = [self._in_words(e, a) if e.answers else a.prediction for e, a in zip(examples, answers, strict=True)]
@@ -357,7 +367,7 @@ class Codec:
         return found
 
     def says_nothing(self, value: float, answers: Sequence[Answer]) -> bool:
-        """Whether a metric's value cannot tell one state from another: not defined, or no answer is one at all."""
+        """Whether a metric cannot tell one state from another: it is not defined, or no answer is a valid one."""
         if self.task.kind == "text":
             return math.isnan(value) or value == 0
         return math.isnan(value) or (self.form == "text" and all(answer.prediction == -1 for answer in answers))
@@ -371,7 +381,7 @@ class Codec:
 
 
 def asking(codec: Codec, recipe: Recipe) -> Codec:
-    """A codec that reads contexts, and asks hosts which answer in text, as a recipe says."""
+    """The codec with a recipe's settings: how contexts are read, and how hosts that answer in text are asked."""
     return replace(
         codec, answering=recipe.answering, generation=recipe.generation(), stride=recipe.stride, packing=recipe.packing
     )

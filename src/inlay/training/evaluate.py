@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +16,25 @@ from inlay.compose.activations import FusionActivations, fusion_activations
 from inlay.compose.ensemble import routing
 from inlay.errors import ConfigError
 from inlay.host.setup import names_in
-from inlay.host.verbs import active
+from inlay.host.verbs import active, evaluating
 from inlay.methods.mixture import Routing
 from inlay.training.batching import evenly, reading_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.generation import asked, rows_at_once, written
-from inlay.training.label_words import ClozeFeatures, at_masks, likelihoods
+from inlay.training.label_words import ClozeFeatures, at_masks, likelihoods, take_masks
 from inlay.training.ranking import ranked
+from inlay.training.tokens import on_device
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+T = TypeVar("T")
 BATCH = 64
 
 
 @dataclass(frozen=True)
 class Route:
-    """How a mixture is evaluated: by the mean of its modules, by others of them, or by several random passes."""
+    """How a mixture is evaluated: by the mean of its modules, by single ones, or by several random passes."""
 
     routing: Literal["merged", "random", "first", "ensemble"] = "merged"
     passes: int = 4
@@ -54,7 +56,7 @@ class Route:
 
     @contextmanager
     def taken(self, host: PreTrainedModel) -> Iterator[None]:
-        """For the length of a `with` block, every mixture of the active setup goes this way."""
+        """For the length of a `with` block, every mixture of the active setup is evaluated like this."""
         with ExitStack() as stack:
             if self.routing != "merged":
                 for name in names_in(active(host)) or [""]:
@@ -86,58 +88,55 @@ def ask(
     route:   how a mixture is evaluated; without it by the mean of its modules.
     on_step: is called after each token that the host writes; where it raises, nothing more is written.
     """
-    training, route = host.training, route or Route()
+    route = route or Route()
     route.check(codec)
-    host.eval()
-    rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator is not None else (0, 1)
     found: list[tuple[int, Answer]] = []
-    try:
-        with route.taken(host):
-            features = asked(split)
-            size = rows_at_once(codec.generation) if codec.form == "text" else BATCH
-            for rows in reading_batches(features.lengths, size)[rank::world]:
-                batch = {name: tensor.to(host.device) for name, tensor in features.collate(rows).items()}
-                batch.pop("labels", None)
-                found += zip(rows, _answered(host, codec, split, rows, batch, route, on_step), strict=True)
-                if watch is not None:
-                    watch(len(rows))
-    finally:
-        host.train(training)
-    if world > 1:
-        from accelerate.utils import gather_object
-
-        found = gather_object(found)
-    return [answer for _, answer in sorted(found, key=lambda pair: pair[0])]
+    features = asked(split)
+    size = rows_at_once(codec.generation) if codec.form == "text" else BATCH
+    with evaluating(host), route.taken(host):
+        for rows in _own_share(reading_batches(features.lengths, size), accelerator):
+            batch = on_device(features.collate(rows), host.device)
+            batch.pop("labels", None)
+            found += zip(rows, _answered(host, codec, split, rows, batch, route, on_step), strict=True)
+            if watch is not None:
+                watch(len(rows))
+    return [answer for _, answer in sorted(_of_all(found, accelerator), key=lambda pair: pair[0])]
 
 
 @torch.no_grad()
 def loss_on(
     host: PreTrainedModel, codec: Codec, split: EncodedSplit, accelerator: Accelerator | None = None
 ) -> float:  # fmt: skip
-    """The mean loss of labelled rows, which tells states apart that a metric does not."""
-    training = host.training
-    host.eval()
-    rank, world = (accelerator.process_index, accelerator.num_processes) if accelerator is not None else (0, 1)
+    """The mean loss of labelled rows: it tells states apart that score the same."""
     sums = [(0.0, 0)]
-    try:
-        for rows in reading_batches(split.features.lengths, BATCH)[rank::world]:
-            batch = {name: tensor.to(host.device) for name, tensor in split.features.collate(rows).items()}
+    with evaluating(host):
+        for rows in _own_share(reading_batches(split.features.lengths, BATCH), accelerator):
+            batch = on_device(split.features.collate(rows), host.device)
             seen = codec.form == "text" and not codec.decoder  # encoder-decoders make their inputs from the labels
             labels = batch["labels"] if seen else batch.pop("labels")
             sums.append((float(codec.loss(scores(host, batch, codec), labels)), split.features.weights(rows)))
-    finally:
-        host.train(training)
-    if world > 1:
-        from accelerate.utils import gather_object
-
-        sums = gather_object(sums)
+    sums = _of_all(sums, accelerator)
     return sum(loss for loss, _ in sums) / sum(weight for _, weight in sums)
+
+
+def _own_share(batches: list[list[int]], accelerator: Accelerator | None) -> list[list[int]]:
+    """The batches that this process runs."""
+    return batches if accelerator is None else batches[accelerator.process_index :: accelerator.num_processes]
+
+
+def _of_all(found: list[T], accelerator: Accelerator | None) -> list[T]:
+    """What all processes have found, one after the other."""
+    if accelerator is None or accelerator.num_processes == 1:
+        return found
+    from accelerate.utils import gather_object
+
+    return gather_object(found)
 
 
 def scores(model: nn.Module, batch: dict[str, Tensor], codec: Codec | None = None) -> Tensor:
     """Logits; those of choices as (B, choices), those at masks as the scores of label words, (B, labels)."""
     there = batch.pop("there", None)
-    masks = {name: batch.pop(name) for name in list(batch) if name.startswith("masks_")}
+    masks = take_masks(batch)
     logits: Tensor = model(**batch).logits
     if masks:
         assert codec is not None
@@ -172,18 +171,19 @@ def _answered(
 def attention_on(
     host: PreTrainedModel, fusion: str, split: EncodedSplit, at_most: int | None = None
 ) -> FusionActivations:  # fmt: skip
-    """Mean attention per place and member over the real tokens of the rows, or of some from all over them."""
+    """Mean attention per place and member over the real tokens of all rows, or of `at_most` evenly chosen ones."""
     return fusion_activations(host, fusion, batches_of(host, split, at_most))
 
 
 def batches_of(host: PreTrainedModel, split: EncodedSplit, at_most: int | None = None) -> list[dict[str, Tensor]]:
-    """All rows, or some from all over them, as batches that the host takes."""
+    """All rows, or `at_most` evenly chosen ones, as batches that the host takes."""
     batches = []
     kept = evenly(len(split.features.lengths), at_most)
     for rows in reading_batches(split.features.lengths[kept], BATCH):
         batch = split.features.collate([kept[row] for row in rows])
-        if split.features.made != "text" or isinstance(split.features, ClozeFeatures):
+        if split.features.kind != "text" or isinstance(split.features, ClozeFeatures):
             batch.pop("labels", None)  # the host itself knows no loss for choices, words, windows and masks
-        batch = {name: tensor for name, tensor in batch.items() if name != "there" and not name.startswith("masks_")}
-        batches.append({name: tensor.to(host.device) for name, tensor in batch.items()})
+        batch.pop("there", None)
+        take_masks(batch)
+        batches.append(on_device(batch, host.device))
     return batches

@@ -34,12 +34,12 @@ from transformers import (
 )
 
 from inlay.errors import ConfigError
-from inlay.host.verbs import reads_whole_texts
+from inlay.host.verbs import evaluating, reads_whole_texts
 from inlay.training.batching import reading_batches
 from inlay.training.codec import Codec, EncodedSplit
 from inlay.training.joined import JoinedFeatures
 from inlay.training.recipe import Generation
-from inlay.training.tokens import Features, Tokens, decoder_start, positions_of
+from inlay.training.tokens import Features, Tokens, decoder_start, on_device, positions_of
 
 BATCH = 64
 """Sequences that are written at once; with beams fewer rows."""
@@ -104,22 +104,19 @@ def write_rows(
     on_step: Callable[[], None] | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> list[WrittenText]:
-    """What it writes for some of the rows, in their order, letter by letter, with how each text ended.
+    """What it writes for some of the rows, in their order, with all spaces, and how each text ended.
 
     on_step: is called after each token; where it raises, nothing more is written.
     """
-    features, made, training = asked(split), dict[int, WrittenText](), host.training
-    host.eval()
-    try:
+    features, made = asked(split), dict[int, WrittenText]()
+    with evaluating(host):
         for batch in reading_batches(features.lengths[list(rows)], rows_at_once(codec.generation)):
             some = [rows[i] for i in batch]
-            inputs = {name: tensor.to(host.device) for name, tensor in features.collate(some).items()}
+            inputs = on_device(features.collate(some), host.device)
             inputs.pop("labels", None)
             made |= zip(some, written(host, codec, split, inputs, some, on_text, on_step), strict=True)
             if watch is not None:
                 watch(len(some))
-    finally:
-        host.train(training)
     return [made[row] for row in rows]
 
 
@@ -166,7 +163,7 @@ def written(
 
 
 def ending(ids: list[int], settings: GenerationConfig) -> tuple[int, bool]:
-    """How many of these tokens the host wrote, which padding may follow, and whether it ended its text itself."""
+    """How many of these tokens the host wrote (padding may follow), and whether it ended the text itself."""
     ends = cast(list[int], settings.eos_token_id or [])
     tokens = next((i + 1 for i, token in enumerate(ids) if token in ends), None)
     if tokens is None:
@@ -175,7 +172,7 @@ def ending(ids: list[int], settings: GenerationConfig) -> tuple[int, bool]:
 
 
 def room_for(codec: Codec, split: EncodedSplit) -> int:
-    """How many tokens an answer may have: as it was said, or those of the longest right one and a few more."""
+    """How many tokens an answer may have: what the settings say, or the longest right answer's and a few more."""
     if codec.generation.max_new_tokens is not None:
         return codec.generation.max_new_tokens
     return longest_answer(split) + NEW_TOKENS if split.features.targets is not None else USUAL_ROOM + NEW_TOKENS
@@ -190,7 +187,7 @@ def longest_answer(split: EncodedSplit) -> int:
 
 
 def settings_for(host: PreTrainedModel, codec: Codec, room: int) -> GenerationConfig:
-    """Our settings alone: what a host's own file says of sampling or beams does not act."""
+    """Our settings alone: those of the host's own generation config, such as sampling or beams, are not used."""
     how, own = codec.generation, host.generation_config
     start = decoder_start(host) if host.config.is_encoder_decoder else None
     beams = {"length_penalty": how.length_penalty} if how.beams > 1 else {}
@@ -235,7 +232,7 @@ class EachStep(StoppingCriteria):
 
 
 class OfTheAnswer(LogitsProcessor):
-    """A step that sees the tokens of the answer alone: what stands in the prompt, or pads it, is not its business."""
+    """A logits processor that is shown the answer's tokens alone, without the prompt and its padding."""
 
     def __init__(self, step: LogitsProcessor, prompt: int) -> None:
         self.step, self.prompt = step, prompt
@@ -250,7 +247,7 @@ def _no_repeats(how: Generation, prompt: int) -> list[LogitsProcessor]:
 
 
 def _by_chance(how: Generation, rows: Sequence[int], device: torch.device) -> list[LogitsProcessor]:
-    """Temperature, the likeliest words, and each row's own noise: the likeliest word is then a draw."""
+    """Temperature, top-k and top-p, then each row's own noise, with which the likeliest word is a draw."""
     steps: list[LogitsProcessor] = [TemperatureLogitsWarper(how.sampling)]
     steps += [TopKLogitsWarper(how.top_k)] if how.top_k else []
     steps += [TopPLogitsWarper(how.top_p)] if how.top_p < 1 else []

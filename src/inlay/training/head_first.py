@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +20,11 @@ from transformers import PreTrainedModel
 
 from inlay.anatomy.modules import last_linear
 from inlay.host.setup import names_in
-from inlay.host.verbs import active, inlays_of
+from inlay.host.verbs import active, evaluating, inlays_of
 from inlay.training.batching import reading_batches
 from inlay.training.codec import Answer, Codec, EncodedSplit
 from inlay.training.evaluate import BATCH, by_choice, scores
+from inlay.training.tokens import on_device
 
 C = 5.0
 """Where no validation rows choose: the best on the demo's sentiment tasks, without the rows that judge there."""
@@ -55,8 +55,9 @@ def fit_head(
 ) -> bool:  # fmt: skip
     """Fit the active setup's own head to labelled rows. False where there is none, or it does not train.
 
-    validation: rows that choose C, by the task's main metric; of equally good ones the smallest. A head that
-    gives all of them one label is not chosen, though it may score best where labels are uneven: nothing learns through.
+    validation: rows that choose C, by the task's main metric; of equally good ones the smallest. A head that gives all
+    of them the same label is never chosen, though it may score best where labels are uneven: the inlay could not learn
+    through it.
     """
     layer = last_layer(host)
     if codec.form != "labels" or layer is None or not layer.weight.requires_grad:
@@ -147,18 +148,13 @@ def reaching(layer: nn.Linear) -> Iterator[list[Tensor]]:
 @torch.no_grad()
 def _what_reaches(host: PreTrainedModel, layer: nn.Linear, codec: Codec, split: EncodedSplit) -> list[_Reached]:
     """Every batch of rows, without dropout."""
-    found, training = [], host.training
-    host.eval()
-    try:
+    found = []
+    with evaluating(host):
         for rows in reading_batches(split.features.lengths, BATCH):
-            batch: dict[str, Any] = {
-                name: tensor.to(host.device) for name, tensor in split.features.collate(rows).items()
-            }
+            batch = on_device(split.features.collate(rows), host.device)
             labels, there = batch.pop("labels"), batch.get("there")
             with reaching(layer) as seen:
                 scores(host, batch, codec)
             x = seen[-1].double().cpu()
             found.append(_Reached(rows, x, labels.cpu(), None if there is None else there.cpu()))
-    finally:
-        host.train(training)
     return found

@@ -18,7 +18,8 @@ class Interrupted(Exception):
 class Interrupts:
     """While this scope is open, the first signal is only noted.
 
-    alone: a second one leaves at once. Not where a launcher passes on to its processes what the terminal sent them too.
+    alone: whether a second signal leaves at once. Not under a launcher: its processes get the terminal's signal twice,
+           once from the terminal and once more from the launcher.
     """
 
     CAUGHT = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))

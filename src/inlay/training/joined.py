@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inlay.errors import ConfigError
-from inlay.training.tokens import IGNORED, Features, Tokens, cache_key, cached_tensors, flat
+from inlay.errors import ConfigError, first_line
+from inlay.host.verbs import evaluating
+from inlay.training.tokens import IGNORED, Features, Tokens, cache_key, cached_tensors, flat, on_device
 
 AT_MOST = 5
 """Rows without room for an answer that are named."""
@@ -48,14 +49,14 @@ class JoinedFeatures(Features):
         return Features(Tokens(columns, starts), self.owns, None, self.pads, left=True, cached=self.cached)
 
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Inputs (B, T) and `labels` (B, W): those of the last W tokens, foretold by the logits one token before."""
+        """Inputs (B, T) and `labels` (B, W): those of the last W tokens, each predicted one token earlier."""
         assert isinstance(self.targets, Tokens), "rows without answers are collated by `asked`"
         if self.room:
             return self._packed(rows)
         which = torch.tensor(rows)
         made = self.inputs.padded(which, self.pads)
         made["attention_mask"] = made.pop("mask")
-        first = int(self.prompts[which].min())  # the first token that any row is to foretell
+        first = int(self.prompts[which].min())  # the first token that any row has to predict
         return made | {"labels": self._labels(rows, which)["labels"][:, first:]}
 
     def _labels(self, rows: Sequence[int], which: Tensor) -> dict[str, Tensor]:
@@ -138,7 +139,7 @@ def joined_features(
     targets = Tokens({"input_ids": labels}, starts) if labels is not None else None
     pads = {"input_ids": int(tokenizer.pad_token_id or 0)}
     return JoinedFeatures(
-        Tokens(made, starts), owns, targets, pads, left=False, cached=cached, made="joined", prompts=lengths,
+        Tokens(made, starts), owns, targets, pads, left=False, cached=cached, kind="joined", prompts=lengths,
         room=max_length if packed else 0,
     )  # fmt: skip
 
@@ -146,7 +147,7 @@ def joined_features(
 def _cut(
     prompts: Sequence[str], answers: Sequence[str] | None, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> dict[str, Tensor]:
-    """Tokens of whole rows, how many of them are the prompt, and how many tokens the prompt wanted."""
+    """Tokens of whole rows, how many of them are the prompt, and how many tokens the uncut prompt has."""
     before = [
         _without_end(ids, tokenizer) for ids in tokenizer(list(prompts), return_attention_mask=False)["input_ids"]
     ]
@@ -197,21 +198,17 @@ def check_packing(host: PreTrainedModel, features: JoinedFeatures) -> None:
     told = f"{host.config.model_type} cannot pack rows"
     if window is not None and int(features.lengths.max()) > window:
         raise ConfigError(f"{told}: its layers see {window} tokens back, which a mask of rows does not say. {TO_DO}")
-    training = host.training
-    host.eval()
+    ids = torch.cat([features.inputs.columns["input_ids"][_span(features, row)].long() for row in rows])
+    sizes = [int(features.inputs.lengths[row]) for row in rows]
+    owner = torch.cat([torch.full((size,), i) for i, size in enumerate(sizes)]).unsqueeze(0)
+    position = torch.cat([torch.arange(size) for size in sizes]).unsqueeze(0)
+    batch = {"input_ids": ids.unsqueeze(0), "position_ids": position, "attention_mask": block_causal(owner)}
     try:
-        alone = [host(**_inputs(wide.collate([row]), host)).logits[0] for row in rows]
-        ids = torch.cat([features.inputs.columns["input_ids"][_span(features, row)].long() for row in rows])
-        sizes = [int(features.inputs.lengths[row]) for row in rows]
-        owner = torch.cat([torch.full((size,), i) for i, size in enumerate(sizes)]).unsqueeze(0)
-        position = torch.cat([torch.arange(size) for size in sizes]).unsqueeze(0)
-        batch = {"input_ids": ids.unsqueeze(0), "position_ids": position, "attention_mask": block_causal(owner)}
-        both = host(**{name: tensor.to(host.device) for name, tensor in batch.items()}).logits[0].split(sizes)
+        with evaluating(host):
+            alone = [host(**_inputs(wide.collate([row]), host)).logits[0] for row in rows]
+            both = host(**on_device(batch, host.device)).logits[0].split(sizes)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"{told}: its attention takes no mask of its own ({first}). {TO_DO}") from None
-    finally:
-        host.train(training)
+        raise ConfigError(f"{told}: its attention takes no mask of its own ({first_line(error)}). {TO_DO}") from None
     scale = max(float(one.abs().max()) for one in alone)
     off = max(float((one - other).abs().max()) for one, other in zip(alone, both, strict=True))
     if not off <= 1e-4 * max(scale, 1.0):
@@ -222,7 +219,7 @@ TO_DO = "Leave packing out."
 
 
 def _inputs(batch: dict[str, Tensor], host: PreTrainedModel) -> dict[str, Tensor]:
-    return {name: tensor.to(host.device) for name, tensor in batch.items() if name != "labels"}
+    return on_device({name: tensor for name, tensor in batch.items() if name != "labels"}, host.device)
 
 
 def _span(features: JoinedFeatures, row: int) -> slice:

@@ -35,11 +35,12 @@ from inlay.training.batching import Batch, padding_share, training_batches
 from inlay.training.codec import Codec
 from inlay.training.evaluate import by_choice
 from inlay.training.lesson import Lesson
-from inlay.training.loop import Entry, Loop, adamw, check_complete
+from inlay.training.loop import Entry, Loop, check_complete
 from inlay.training.objectives import plain_loss
+from inlay.training.optimizer import adamw
 from inlay.training.recipe import LOSS, Recipe
 from inlay.training.state import Standing
-from inlay.training.tokens import IGNORED, Features
+from inlay.training.tokens import IGNORED, Features, on_device
 
 T = TypeVar("T")
 MEAN = "mean"
@@ -77,7 +78,7 @@ class Stream:
 
 
 class JointBatches:
-    """Batches of several tasks. What is drawn in an epoch is drawn when it begins: within it p_n is constant."""
+    """Batches of several tasks. An epoch is drawn as a whole when it begins, so that p_n is constant within it."""
 
     def __init__(
         self, lengths: Mapping[str, Tensor], recipe: Recipe, sampling: Sampling, *,
@@ -258,7 +259,7 @@ class JointLoop(Loop):
             batches = [batch | {"labels": each} for batch, each in zip(batches, labels, strict=True)]
         setups = [lesson.setup for lesson, count in zip(lessons, counts, strict=True) for _ in range(count)]
         self._enter_rows(setups)
-        logits = self.model(**{name: t.to(device) for name, t in joined(batches, features).items()}).logits
+        logits = self.model(**on_device(joined(batches, features), device)).logits
         found = {}
         for i, (task, part) in enumerate(zip(rows, logits.split(counts), strict=True)):
             codec, choices = lessons[i].codec, there[i]
@@ -269,11 +270,11 @@ class JointLoop(Loop):
 
     def clip(self) -> None:
         if not self.apart:
-            return super().clip()
+            super().clip()
+            return
         self.accelerator.unscale_gradients()
         for lesson in self.lessons:
             torch.nn.utils.clip_grad_norm_([self.learned.now[n] for n in self._own(lesson)], self.recipe.clip)
-        return None
 
     def _own(self, lesson: Lesson) -> list[str]:
         """The parameters of one task's inlay."""
@@ -328,17 +329,16 @@ class JointLoop(Loop):
 
 
 def own_logits(logits: Tensor, codec: Codec, length: int, *, left: bool) -> Tensor:
-    """One task's part of the logits of a mixed batch, which are as wide, and as long, as the widest task's.
+    """One task's part of the logits of a mixed batch, which have the widest task's outputs and the longest's tokens.
 
     (B, labels), or (B, T, labels) where some task has logits for every token; `length` is the longest of this
     task's own rows.
     """
-    outputs = {"choice": 1, "regression": 1, "spans": 2}.get(codec.task.kind, len(codec.task.labels))
-    if logits.dim() == 3 and codec.task.kind in ("tags", "spans"):
+    if logits.dim() == 3 and codec.per_token:
         logits = logits[:, -length:] if left else logits[:, :length]
     elif logits.dim() == 3:
         logits = logits[:, 0]  # the same at every token
-    return logits[..., :outputs]
+    return logits[..., : codec.outputs]
 
 
 def joined(batches: Sequence[dict[str, Tensor]], features: Features) -> dict[str, Tensor]:

@@ -132,26 +132,36 @@ def cloze_features(
     pads = {"input_ids": int(tokenizer.pad_token_id or 0)}
     wanted = torch.tensor(targets) if targets is not None else None
     places = tuple(torch.tensor(each) for each in masks)
-    return ClozeFeatures(Tokens(made, starts), owns, wanted, pads, made="text", masks=places)
+    return ClozeFeatures(Tokens(made, starts), owns, wanted, pads, kind="text", masks=places)
 
 
 def _shortened(ids: list[int], tokenizer: PreTrainedTokenizerBase, most: int) -> list[int]:
     """At most so many tokens: the longer side of the masks loses those at its outer end."""
-    first, last = ids[0] in tokenizer.all_special_ids, ids[-1] in tokenizer.all_special_ids
-    while len(ids) > most:
-        at = [i for i, token in enumerate(ids) if token == tokenizer.mask_token_id]
-        left, right = at[0] - first, len(ids) - 1 - at[-1] - last
-        out = int(first) if left >= right else len(ids) - 1 - last
-        ids = ids[:out] + ids[out + 1 :]
-    return ids
+    if len(ids) <= most:
+        return ids
+    special = set(tokenizer.all_special_ids)
+    begin, end = int(ids[0] in special), len(ids) - int(ids[-1] in special)  # special tokens at the ends stay
+    at = [i for i, token in enumerate(ids) if token == tokenizer.mask_token_id]
+    left, right = at[0] - begin, end - 1 - at[-1]
+    cut_left = cut_right = 0
+    for _ in range(len(ids) - most):
+        if left - cut_left >= right - cut_right:
+            cut_left += 1
+        else:
+            cut_right += 1
+    return ids[:begin] + ids[begin + cut_left : end - cut_right] + ids[end:]
 
 
-def at_masks(logits: Tensor, batch: dict[str, Tensor], words: LabelWords) -> Tensor:
+def take_masks(batch: dict[str, Tensor]) -> list[Tensor]:
+    """Where the masks of a batch are, (B, n) of every length, taken out of it: no host reads that."""
+    return [batch.pop(name) for name in list(batch) if name.startswith("masks_")]
+
+
+def at_masks(logits: Tensor, masks: Sequence[Tensor], words: LabelWords) -> Tensor:
     """(B, labels): the scores of the label words, from the logits (B · lengths, T, vocabulary) of a masked model."""
     kinds = len(words.lengths)
     likely = []
-    for kind in range(kinds):
-        places = batch[f"masks_{kind}"]
+    for kind, places in enumerate(masks):
         own = logits[kind::kinds]
         rows = torch.arange(len(own), device=own.device).unsqueeze(1)
         likely.append(own[rows, places].float().log_softmax(-1))

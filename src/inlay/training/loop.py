@@ -18,14 +18,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from inlay.errors import ConfigError, InlayError
@@ -37,9 +36,11 @@ from inlay.training.head_first import fit_head
 from inlay.training.interrupt import Interrupted, Interrupts
 from inlay.training.lesson import Lesson
 from inlay.training.objectives import Objective, Portion, plain_loss
+from inlay.training.optimizer import adamw, rate_at
 from inlay.training.progress import Silent, Watcher, counter
 from inlay.training.recipe import Recipe
 from inlay.training.state import Learned, Position, Standing, load_state, random_state, save_state, together
+from inlay.training.tokens import on_device
 
 Entry = dict[str, float]
 """What is logged of one evaluation: step, epoch, loss, lr and validation_<metric>."""
@@ -97,7 +98,7 @@ class Outcome:
 class Loop:
     """Trains whatever requires gradients; after `run` the host holds the state that was best on the validation rows.
 
-    What is learned from is said by `TrainingLoop` and `JointLoop`: the recipe, the lessons and the batches of an epoch.
+    `TrainingLoop` and `JointLoop` say what is learned from: the recipe, the lessons and the batches of an epoch.
     """
 
     host: PreTrainedModel
@@ -118,7 +119,7 @@ class Loop:
     def prepare(self, recipe: Recipe, lessons: Sequence[Lesson], batches: Batches) -> None:
         """Ready for the first step."""
         assert recipe.epochs is not None
-        self.settings, self.lessons, self.batches = recipe, list(lessons), batches
+        self.recipe, self.lessons, self.batches = recipe, list(lessons), batches
         self.accelerator = self.accelerator or accelerator_for(recipe)
         if recipe.gradient_checkpointing:
             checkpoint_layers(self.host)
@@ -157,10 +158,10 @@ class Loop:
     # what several tasks do in another way
 
     def make_optimizer(self) -> torch.optim.AdamW:
-        return adamw(self.learned.now, self.settings)
+        return adamw(self.learned.now, self.recipe)
 
     def shares_of(self, rows: Mapping[int, Sequence[int]]) -> dict[int, float]:
-        """What each task of a batch counts in the step's loss, by its rows."""
+        """The weight of each task of a batch in the step's loss."""
         return dict.fromkeys(rows, 1.0)
 
     def passes(self, rows: dict[int, list[int]]) -> list[dict[int, list[int]]]:
@@ -168,12 +169,12 @@ class Loop:
         return [rows]
 
     def loss_of(self, rows: Mapping[int, list[int]], weights: Mapping[int, float], step_share: float) -> Tensor:
-        """The loss of one pass: the rows of each task, and what one of its rows counts."""
+        """The loss of one pass over the rows of each task; `weights` are those of a single row of each."""
         ((task, mine),) = rows.items()
         return self.lesson_loss(self.lessons[task], mine, weights[task], step_share)
 
     def clip(self) -> None:
-        self.accelerator.clip_grad_norm_(self.learned.now.values(), self.settings.clip)
+        self.accelerator.clip_grad_norm_(self.learned.now.values(), self.recipe.clip)
 
     def deciding(self) -> list[Lesson]:
         """The tasks that choose the best state and stop early."""
@@ -188,8 +189,8 @@ class Loop:
     # steps
 
     def _fit_heads(self) -> None:
-        """New heads before anything else, if the recipe says so; what they reach alone is a result to beat."""
-        if not self.settings.head_first or self.position.step or self.position.stopped:
+        """Fit new heads before the first step, if the recipe says so; their score is the first one to beat."""
+        if not self.recipe.head_first or self.position.step or self.position.stopped:
             return
         for lesson in self.lessons:
             lesson.enter()
@@ -202,7 +203,7 @@ class Loop:
     def _resume(self) -> None:
         """The first step of a new run, or where the checkpoint left off."""
         process = self.accelerator.process_index
-        torch.manual_seed(self.settings.seed + 1_000 * process)
+        torch.manual_seed(self.recipe.seed + 1_000 * process)
         begun = self.checkpoint is not None and self.checkpoint.exists()
         if begun and self.checkpoint is not None:
             self.position = load_state(self.checkpoint, self.learned, self.optimizer.optimizer, process)
@@ -212,7 +213,7 @@ class Loop:
             self.rewind(self.position.step if begun else -1)
 
     def _batches(self) -> Iterator[Batch]:
-        """The batches still to come. The position moves on before a batch is handed out: a save after it is right."""
+        """The remaining batches. The position advances before one is handed out, so that a save after it is right."""
         at = self.position
         while at.step < self.total_steps and not at.stopped:
             batches = self.batches.epoch(at.epoch)
@@ -237,7 +238,7 @@ class Loop:
                 self.accelerator.backward(loss)
             step_loss += float(loss.detach())
         self._check_finite(math.isfinite(step_loss), f"the loss is {step_loss}")
-        if self.settings.clip:
+        if self.recipe.clip:
             self.clip()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -249,11 +250,11 @@ class Loop:
     def lesson_loss(self, lesson: Lesson, rows: list[int], row_weight: float, step_share: float) -> Tensor:
         """The loss of some rows of one task."""
         lesson.enter()
-        batch = {name: t.to(self.accelerator.device) for name, t in lesson.train.features.collate(rows).items()}
+        batch = on_device(lesson.train.features.collate(rows), self.accelerator.device)
         return lesson.objective(self.model, self.host, lesson.codec, Portion(batch, row_weight, step_share))
 
     def _check_finite(self, fine: bool, seen: str) -> None:
-        """Stop before a number that is not finite gets into what is kept; all processes stop at the same step."""
+        """Stop before a number that is not finite is saved or kept; all processes stop at the same step."""
         if self.accelerator.num_processes > 1:
             fine = min(gather_object([fine]))
         if not fine:
@@ -261,7 +262,7 @@ class Loop:
             raise Diverged(self.position.step, seen, best)
 
     def _portions(self, batch: Batch) -> list[tuple[dict[int, list[int]], dict[int, float]]]:
-        """This process's rows of a batch in `accumulate` portions, each with what one row of each task counts."""
+        """This process's rows of a batch in `accumulate` portions, each with the weight of a row of each task."""
         world = self.accelerator.num_processes
         mine = portion(batch, self.accelerator.process_index, world)
         if not mine:
@@ -271,33 +272,32 @@ class Loop:
         shares = self.shares_of(whole)
         counts = {task: self.lessons[task].train.features.weights(rows) for task, rows in whole.items()}
         weights = {task: world * shares[task] / counts[task] for task in whole}  # processes' gradients are averaged
-        parts = [portion(mine, i, self.settings.accumulate) for i in range(self.settings.accumulate)]
+        parts = [portion(mine, i, self.recipe.accumulate) for i in range(self.recipe.accumulate)]
         return [(rows, weights) for part in parts if part for rows in self.passes(by_task(part))]
 
     def _lr(self) -> float:
-        return rate_at(self.position.step - 1, self.total_steps, self.settings)
+        return rate_at(self.position.step - 1, self.total_steps, self.recipe)
 
     def _best_so_far(self) -> str:
         best, loss = self.position.best if self._judges() else None, self.position.best_loss
         if loss is not None:
             return f"validation loss {loss:.3f}"
         first = self.lessons[0]
-        name = "best" if len(self.lessons) > 1 else self.settings.select or first.codec.task.main
+        name = "best" if len(self.lessons) > 1 else self.recipe.select or first.codec.task.main
         return f"{name} {abs(best):.3f}" if best is not None and math.isfinite(best) else ""
 
     # evaluation
 
     def _evaluate_and_save_if_due(self) -> None:
-        if self.position.step % (self.settings.eval_every or self.batches.steps) == 0:
+        if self.position.step % (self.recipe.eval_every or self.batches.steps) == 0:
             self._evaluate()
             self._save()
-        elif self.position.step % self.settings.save_every == 0:
+        elif self.position.step % self.recipe.save_every == 0:
             self._save()
 
     def _evaluate(self) -> None:
         """Measure, log, keep the best state, and stop early where patience has run out."""
         self._check_finite(self.learned.is_finite(), "the trained weights are not finite")
-        at = self.position
         if not self._judges():
             self._keep_latest()
             return
@@ -315,15 +315,23 @@ class Loop:
         logged = {f"{lesson.prefix}validation_loss": loss for lesson, loss in losses.items()}
         logged |= {} if whole.loss is None else {"validation_loss": whole.loss}
         self._log(self._entry(scores, values) | logged)
+        for lesson in self._keep_if_better(whole, standings):
+            self.position.best_scores |= {lesson.prefix + name: x for name, x in scores[lesson.name].items()}
+            self.best_answers[lesson.name] = answers[lesson.name]
+
+    def _keep_if_better(self, whole: Standing, standings: Mapping[str, Standing]) -> list[Lesson]:
+        """Keep what is better than before, and stop where nothing has been for long; returns the lessons that are kept.
+
+        whole: how good this state is for all deciding tasks together.
+        """
+        at = self.position
         better = whole.beats(None if at.best is None else Standing(at.best, at.best_loss))
         if better:
             at.best, at.best_loss, at.best_step = whole.value, whole.loss, at.step
         kept = self.keep_best(standings, better)
-        for lesson in kept:
-            at.best_scores |= {lesson.prefix + name: score for name, score in scores[lesson.name].items()}
-            self.best_answers[lesson.name] = answers[lesson.name]
         at.waited = 0 if any(lesson in kept for lesson in self.deciding()) else at.waited + 1
-        at.stopped = bool(self.settings.patience) and at.waited >= self.settings.patience
+        at.stopped = bool(self.recipe.patience) and at.waited >= self.recipe.patience
+        return kept
 
     def _judges(self) -> bool:
         """Whether there are validation rows, which choose the best state."""
@@ -336,7 +344,7 @@ class Loop:
         self.learned.keep()
 
     def weighed(self, quiet: Sequence[Lesson]) -> Sequence[Lesson]:
-        """The tasks whose loss is asked for, where those metrics say nothing."""
+        """The tasks whose validation loss is measured, given those whose metric says nothing."""
         return self.deciding() if all(lesson in quiet for lesson in self.deciding()) else []
 
     def _validation_loss(self, lesson: Lesson) -> float:
@@ -350,10 +358,8 @@ class Loop:
             count = counter(self.watch, sum(len(lesson.validation.examples) for lesson in self.lessons))
             for lesson in self.lessons:
                 lesson.enter()
-                accelerator = self.accelerator
-                found[lesson.name] = ask(
-                    self.host, lesson.codec, lesson.validation, accelerator=accelerator, watch=count
-                )
+                rows = lesson.validation
+                found[lesson.name] = ask(self.host, lesson.codec, rows, accelerator=self.accelerator, watch=count)
         return found
 
     def _entry(self, scores: Mapping[str, Mapping[str, float]], values: Mapping[str, float]) -> Entry:
@@ -428,7 +434,7 @@ class TrainingLoop(Loop):
 
 
 def _step_share(passes: Sequence[Collection[int]], tasks: Collection[int], shares: Mapping[int, float]) -> float:
-    """What one of a step's passes bears of anything that is added once: of a task by itself what the task counts."""
+    """The part of a once-per-step term, such as a penalty, that one pass adds: passes of one task share its part."""
     if len(tasks) > 1:
         return 1 / len(passes)
     (task,) = tasks
@@ -462,25 +468,3 @@ def check_batch(rows: int, recipe: Recipe) -> None:
         raise ConfigError(
             f"{rows} training rows are fewer than a batch of {recipe.batch_size}; use a smaller `batch_size`."
         )
-
-
-def rate_at(step: int, total: int, recipe: Recipe) -> float:
-    """The schedule: the learning rate of a step, counted from 0. It rises linearly, then does as `schedule` says."""
-    assert recipe.lr is not None
-    rise = recipe.warmup_steps(total)
-    if step < rise:
-        return recipe.lr * (step + 1) / rise
-    left = max(0.0, (total - step) / max(1, total - rise))  # 1 when it begins to fall, 0 at the end
-    return recipe.lr * {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}[recipe.schedule]
-
-
-def adamw(learned: Mapping[str, nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
-    """Weight decay for matrices only, and not for those that `no_decay` names."""
-    assert recipe.lr is not None
-    decay, none = list[Tensor](), list[Tensor]()
-    for name, parameter in learned.items():
-        free = parameter.dim() <= 1 or any(fnmatchcase(name, pattern) for pattern in recipe.no_decay)
-        (none if free else decay).append(parameter)
-    groups = [{"params": decay, "weight_decay": recipe.weight_decay}, {"params": none, "weight_decay": 0.0}]
-    used = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(used, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)

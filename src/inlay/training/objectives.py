@@ -16,7 +16,7 @@ from inlay.host.verbs import inlays_of
 from inlay.training.codec import Codec
 from inlay.training.evaluate import by_choice, scores
 from inlay.training.head_first import last_layer, reaching
-from inlay.training.label_words import at_masks
+from inlay.training.label_words import at_masks, take_masks
 from inlay.training.pairs import pair_loss
 from inlay.training.recipe import Recipe
 
@@ -30,7 +30,7 @@ class Portion:
     row_weight: float
     """What the loss of one row, or of one target token, counts in the step's mean."""
     step_share: float
-    """What this portion bears of anything that a step adds once, such as a penalty."""
+    """The part of a once-per-step term, such as a penalty, that this portion adds."""
 
 
 class Objective(Protocol):
@@ -53,7 +53,7 @@ def consistent_loss(
     """AdaMix: the task's loss of one draw, and how far another draw is from it. Absent choices count in neither."""
     batch = given(host, codec, portion.batch)
     there, labels = batch.pop("there", None), batch["labels"]
-    masks = {name: batch.pop(name) for name in list(batch) if name.startswith("masks_")}
+    masks = take_masks(batch)
 
     def compared(logits: Tensor) -> Tensor:
         if masks and codec.words is not None:
@@ -61,7 +61,7 @@ def consistent_loss(
         return codec.compared(codec.aligned(logits, labels)) if there is None else by_choice(logits, there)
 
     def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
-        return codec.loss(codec.compared(logits), labels) * portion.row_weight  # compared twice is as it was
+        return codec.loss(codec.compared(logits), labels) * portion.row_weight  # swapped a second time: as they were
 
     whole = codec.counted(labels) * portion.row_weight * weight
     return mixture_loss(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def pair_loss(features: Tensor, labels: Tensor) -> Tensor:
-    """(B, D) and (B,) → how far the pairs are from where they should be; a sort of pairs that is not there adds 0."""
+    """(B, D) and (B,) → how far the pairs are from where they should be; if one sort of pairs is missing, it adds 0."""
     unit = nn.functional.normalize(features.float(), dim=-1)
     cosines = unit @ unit.T
     same = labels[:, None] == labels

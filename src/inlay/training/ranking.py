@@ -40,7 +40,7 @@ BY_DISTANCE = ("t5", "mt5")
 def ranked(
     host: PreTrainedModel, codec: Codec, batch: dict[str, Tensor], candidates: Sequence[Sequence[str]]
 ) -> list[Answer]:
-    """Which of its candidates each row of a batch is answered with, and how likely each is beside the others."""
+    """The candidate that answers each row of a batch, and how likely each candidate is compared with the others."""
     known: dict[str, list[int]] = {}
     for text in {text for row in candidates for text in row}:
         known[text] = codec.tokenizer(text).input_ids
@@ -69,7 +69,7 @@ class Tree:
     parents: list[int]
     """Node to the node before it; the root's is -1."""
     at: list[int]
-    """For each token of each candidate: the node that foretells it."""
+    """For each token of each candidate: the node that predicts it."""
     wanted: list[int]
     """That token."""
     owner: list[int]
@@ -95,8 +95,9 @@ def tree_of(candidates: list[list[int]], start: int) -> Tree:
 
 def _together(host: PreTrainedModel, batch: dict[str, Tensor], tokens: list[list[list[int]]]) -> Scored:
     """All candidates of a row in one pass."""
-    known: dict[str, Tree] = {}  # rows have mostly the same candidates
-    trees = [known.setdefault(str(row), tree_of(row, decoder_start(host))) for row in tokens]
+    different = {str(row): row for row in tokens}  # rows have mostly the same candidates
+    known = {key: tree_of(row, decoder_start(host)) for key, row in different.items()}
+    trees = [known[str(row)] for row in tokens]
     size, longest = max(len(tree.inputs) for tree in trees), max(len(tree.at) for tree in trees)
     masks = {key: _mask(host, tree.parents, size) for key, tree in known.items()}
     given, at, wanted, owner = (
@@ -124,9 +125,9 @@ def _together(host: PreTrainedModel, batch: dict[str, Tensor], tokens: list[list
 
 
 def _mask(host: PreTrainedModel, parents: list[int], size: int) -> Tensor:
-    """(H, S, S) to add to the scores: a node sees those on its way from the root, at their distance on that way.
+    """(H, S, S) to add to the scores: a node sees its ancestors, each at its distance along the path to the root.
 
-    The host adds its bias for the distance of two nodes as they stand in a row; the difference to the true one is here.
+    The host itself adds a bias for the distance of two nodes in the sequence; what is added here corrects that.
     """
     model: Any = host
     attention = model.get_decoder().block[0].layer[0].SelfAttention

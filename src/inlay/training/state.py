@@ -124,12 +124,8 @@ def load_state(path: Path, learned: Learned, optimizer: torch.optim.Optimizer, p
             f"{path} is cut or altered, so that this run cannot go on from it: {error}. "
             f"Delete it and resume to train from the first step, or start a new run."
         ) from None
-    now = _under("now.", tensors)
-    if now.keys() != learned.now.keys():
-        odd = sorted(now.keys() ^ learned.now.keys())
-        raise CheckpointError(f"{path} belongs to another setup: it and this run differ in {', '.join(odd[:4])}.")
-    best = _under("best.", tensors)
-    odd = sorted(best.keys() - now.keys())
+    now, best = _under("now.", tensors), _under("best.", tensors)
+    odd = sorted(now.keys() ^ learned.now.keys()) or sorted(best.keys() - now.keys())
     odd = odd or [name for name, value in (*now.items(), *best.items()) if value.shape != learned.now[name].shape]
     if odd:
         raise CheckpointError(f"{path} belongs to another setup: it and this run differ in {', '.join(odd[:4])}.")

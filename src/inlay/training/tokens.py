@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import torch
@@ -39,7 +39,8 @@ COUNT_FROM_PADDING = (
 
 Target = int | float | str | tuple[float, ...] | None
 """What an example asks for: the index of a label or choice, a number, a text, 0 or 1 for each label; None: unknown."""
-Made = Literal["text", "choices", "words", "windows", "joined"]
+FeatureKind = Literal["text", "choices", "words", "windows", "joined"]
+"""What the sequences of an example are; see above."""
 PLACES = ("word", "begin", "end")
 """What a token stands for: which word it is the first of, or from where to where it is in the context; -1: nothing."""
 IGNORED = -100
@@ -83,8 +84,7 @@ class Features:
     pads: dict[str, int]
     left: bool = False
     cached: bool = False
-    made: Made = "text"
-    """What the sequences of an example are."""
+    kind: FeatureKind = "text"
     places: Tokens | None = None
     """What each token stands for, where that is asked."""
 
@@ -120,30 +120,34 @@ class Features:
         which = self.sequences(rows)
         made = self.inputs.padded(which, self.pads, self.left)
         made["attention_mask"] = made.pop("mask")
-        if self.made == "choices":
-            counts = self.owns.diff()[torch.tensor(rows)]
-            made["there"] = torch.arange(int(counts.max())) < counts.unsqueeze(1)
+        if self.kind == "choices":
+            made["there"] = self.choices_of(rows)
         return made | self._labels(rows, which)
+
+    def choices_of(self, rows: Sequence[int]) -> Tensor:
+        """Which choices each of these examples has (B, most choices)."""
+        counts = self.owns.diff()[torch.tensor(rows)]
+        return torch.arange(int(counts.max())) < counts.unsqueeze(1)
 
     def _labels(self, rows: Sequence[int], which: Tensor) -> dict[str, Tensor]:
         if self.targets is None:
             return {}
-        if self.made == "windows":
+        if self.kind == "windows":
             assert isinstance(self.targets, Tensor)
             lengths = self.inputs.lengths[which]  # first and last token of each window, wherever its padding is
             return {"labels": self.targets[which] + ((lengths.max() - lengths).unsqueeze(1) if self.left else 0)}
         if isinstance(self.targets, Tensor):
             return {"labels": self.targets[torch.tensor(rows)]}
-        wanted = self.targets.padded(torch.tensor(rows), {}, self.left and self.made == "words")
+        wanted = self.targets.padded(torch.tensor(rows), {}, self.left and self.kind == "words")
         return {"labels": wanted["input_ids"].masked_fill(wanted["mask"] == 0, IGNORED)}
 
     def weights(self, rows: Sequence[int]) -> int:
         """What a step's mean loss divides by: rows, windows, labelled words, or target tokens."""
-        if self.made == "words":
+        if self.kind == "words":
             return max(1, int((self._labels(rows, torch.tensor(rows))["labels"] != IGNORED).sum()))
         if isinstance(self.targets, Tokens):
             return int(self.targets.lengths[torch.tensor(rows)].sum())
-        return len(self.sequences(rows)) if self.made == "windows" else len(rows)
+        return len(self.sequences(rows)) if self.kind == "windows" else len(rows)
 
     def real(self, length: int, longest: int) -> slice:
         """Where the tokens of a sequence are in a batch that is padded to the longest."""
@@ -172,8 +176,8 @@ def features(
         wanted, _ = _tokens(tokenizer, cast(list[str], list(targets)), [None] * len(targets), max_length)
     elif targets is not None:
         wanted = torch.tensor(targets)
-    made: Made = "choices" if any(len(example.texts) > 1 for example in examples) else "text"
-    return _ready(tokenizer, inputs, owns, wanted, cached=cached, made=made)
+    kind: FeatureKind = "choices" if any(len(example.texts) > 1 for example in examples) else "text"
+    return _ready(tokenizer, inputs, owns, wanted, cached=cached, kind=kind)
 
 
 def word_features(
@@ -194,7 +198,7 @@ def word_features(
         labels = torch.where(at >= 0, known[(first + at).clamp(min=0)], IGNORED)
         targets = Tokens({"input_ids": labels}, inputs.starts)
     owns = torch.arange(len(examples) + 1)
-    return _ready(tokenizer, inputs, owns, targets, cached=cached, made="words", places=places)
+    return _ready(tokenizer, inputs, owns, targets, cached=cached, kind="words", places=places)
 
 
 def window_features(
@@ -209,7 +213,7 @@ def window_features(
     kept, cached = cached_tensors(key, lambda: _cut_windows(tokenizer, questions, contexts, max_length, stride))
     owns = kept.pop("owns")
     inputs, places = _split(kept)
-    made = _ready(tokenizer, inputs, owns, None, cached=cached, made="windows", places=places)
+    made = _ready(tokenizer, inputs, owns, None, cached=cached, kind="windows", places=places)
     if not labelled:
         return made
     first = torch.tensor([first_token(made, i, tokenizer) for i in range(len(inputs.starts) - 1)])
@@ -219,7 +223,7 @@ def window_features(
         for window in range(int(owns[row]), int(owns[row + 1])) if right else ():
             span = _span_in(made.stands_for(window), right[0][1], right[0][1] + len(right[0][0]))
             targets[window] = torch.tensor(span) if span is not None else targets[window]
-    return _ready(tokenizer, inputs, owns, targets, cached=cached, made="windows", places=places)
+    return replace(made, targets=targets)
 
 
 def first_token(made: Features, sequence: int, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -250,6 +254,11 @@ def _check_fast(tokenizer: PreTrainedTokenizerBase, what: str) -> None:
             f"a task that {what} has to know where each token stands in the text, which {type(tokenizer).__name__} "
             f"does not say. Use a host with a fast tokenizer."
         )
+
+
+def on_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """A batch where the host computes."""
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 # cutting

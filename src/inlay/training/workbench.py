@@ -30,7 +30,7 @@ from inlay.checkpoints.load import load
 from inlay.checkpoints.manifest import read_manifest
 from inlay.compose.fuse import add_fusion
 from inlay.data.task import Task
-from inlay.errors import CheckpointError, ConfigError, InlayError, SetupError
+from inlay.errors import CheckpointError, ConfigError, InlayError, SetupError, first_line
 from inlay.host.heads import CHOICE, SPAN, Head
 from inlay.host.registry import Inlay
 from inlay.host.verbs import add, inlays_of, train
@@ -45,14 +45,14 @@ Pooling = Literal["first", "mean", "last", "host"]
 
 
 def open_config(name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """A host's configuration, by the name or folder of the host; its own code runs only where that is trusted."""
+    """The configuration of the host with this name or folder; Python code of the host's own runs only if trusted."""
     try:
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError) as error:
         _refuse_remote_code(name, error)
         raise InlayError(
             f"no host {name!r}: neither a folder with a config.json nor a model that the hub would give. "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from None
 
 
@@ -87,7 +87,7 @@ class Workbench:
             tokenizer = transformers.AutoTokenizer.from_pretrained(name, config=config, **trust)
         except (OSError, ValueError) as error:
             _refuse_remote_code(name, error)
-            raise InlayError(f"the host {name!r} cannot be opened for {task.kind}: {_first_line(error)}") from None
+            raise InlayError(f"the host {name!r} cannot be opened for {task.kind}: {first_line(error)}") from None
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         if host.config.get_text_config().pad_token_id is None:
@@ -260,7 +260,7 @@ def _has_outputs(saved: dict[str, Any] | None, head: Head) -> bool:
 
 
 def _common_norms(host: PreTrainedModel, members: Sequence[str]) -> bool:
-    """Whether a fusion owns norms: it does where members do. They must be the same, as a host has one set at a time."""
+    """Whether a fusion owns norms: it does if members do. Theirs must be equal, as a host has one set at a time."""
     inlays = inlays_of(host)
     owners = [inlays[member] for member in members if inlays[member].norms]
     if not owners:
@@ -308,7 +308,3 @@ def _refuse_remote_code(name: str, error: Exception) -> None:
             f"the host {name!r} runs Python code of its own, which is refused. If you trust it: `trust_remote_code`, "
             f"or trust_remote_code=True."
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from inlay.studies.engines.base import Ended, Moved
+from inlay.training.progress import Silent
 from inlay.training.threads import cores
 
 PATIENCE = 60.0
@@ -168,7 +169,7 @@ def available_megabytes() -> float:
 # in a worker
 
 
-class _Sender:
+class _Sender(Silent):
     """A watcher that tells the runner, now and then."""
 
     def __init__(self, cell: str, out: IO[str]) -> None:
@@ -184,12 +185,6 @@ class _Sender:
             self.sent = now
             with suppress(OSError):  # the runner is gone: no reason for the cell to fail
                 print(json.dumps(["moved", self.cell, done, self.total, score]), file=self.out, flush=True)
-
-    def asked(self, done: int, total: int) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-    def stop(self) -> None: ...
 
 
 def _read_until_the_runner_is_gone(jobs: queue.Queue[str | None]) -> None:

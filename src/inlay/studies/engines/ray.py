@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from inlay.errors import first_line
 from inlay.studies.engines.base import Ended, EngineError, Moved
 
 PATIENCE = 60.0
@@ -26,9 +27,7 @@ class RayTasks:
     """As many tasks at once as the cluster has CPUs, or as asked for."""
 
     def __init__(self, address: str | None = None, count: int | None = None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to other hosts
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+        set_environment()
         import ray
 
         self.ray = ray
@@ -64,8 +63,7 @@ class RayTasks:
         except self.ray.exceptions.TaskCancelledError:
             return Ended(cell, "interrupted")
         except self.ray.exceptions.RayError as error:  # the process or the machine has gone
-            told = str(error).strip().split("\n")[0]
-            return Ended(cell, "failed", f"the process that ran it is gone: {told}", died=True)
+            return Ended(cell, "failed", f"the process that ran it is gone: {first_line(error)}", died=True)
 
     def stop(self) -> None:
         for reference in self.running:
@@ -91,12 +89,24 @@ def _begin(ray: Any, address: str | None, count: int | None) -> None:
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     if address is None:
         ray.init(address="local", num_cpus=count, **quiet)  # not one that happens to run here
-        return
+    else:
+        join(ray, address, log_to_driver=False)
+
+
+def set_environment() -> None:
+    """What Ray has to know before it is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to other hosts
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+
+
+def join(ray: Any, address: str, **options: Any) -> None:
+    """Join the cluster at an address; what is no cluster is refused in plain words."""
     check_answers(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error")
+        ray.init(address=address, logging_level="error", **options)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        told = str(error).strip().split("\n")[0]
+        told = first_line(error)
         raise EngineError(f"no Ray cluster at {address}: {told}. Start one with `ray start --head`.") from None
 
 

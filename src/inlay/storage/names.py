@@ -1,0 +1,9 @@
+"""What inlays, served models and the tasks of a joint run may be called: each becomes the name of a folder, too."""
+
+from __future__ import annotations
+
+import re
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAMES_HAVE = "use 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or a digit"
+"""The same for people."""
