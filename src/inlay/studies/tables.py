@@ -143,7 +143,7 @@ class Asked:
         return all(not chosen or one in chosen for chosen, one in of)
 
 
-def tables(view: View, asked: Asked = Asked()) -> list[Table]:  # noqa: B008 (frozen)
+def tables(view: View, asked: Asked = Asked()) -> list[Table]:
     """Every table of a study, host by host, few rows first."""
     study = view.plan.study
     reference = asked.against or study.against
