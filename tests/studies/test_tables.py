@@ -269,6 +269,38 @@ def test_differences_are_those_of_the_means(curves, drawn):
         assert heights == pytest.approx(wanted)
 
 
+def test_differences_leave_no_room_for_what_has_none(curves, drawn, monkeypatch):
+    """Where the reference has not learned a task, or a way has nothing to show, there is nothing to compare."""
+    for slot in list(curves.filled):
+        if (slot.way, slot.task) == ("full", "c") or slot.way == "fused":
+            monkeypatch.delitem(curves.filled, slot)
+    draw(curves, "differences", Asked())
+    (axes,) = drawn[0].axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["b"]
+    assert [bar.get_label() for bar in axes.containers] == ["single"]
+
+
+def test_a_long_title_leaves_room_for_the_picture(curves, drawn, monkeypatch):
+    long = curves.plan.study.ways["single"].model_copy(
+        update={"title": "The inlay of a paper, as long as its title is"}
+    )
+    monkeypatch.setitem(curves.plan.study.ways, "single", long)
+    for name in ("differences", "parameters", "rows", "convergence"):
+        draw(curves, name, Asked())
+    for figure in drawn:
+        (axes,) = figure.axes
+        assert axes.get_position().width > 0.4
+        assert max(len(line) for text in axes.get_legend().get_texts() for line in text.get_text().split("\n")) <= 28
+
+
+def test_numbers_of_rows_do_not_stand_in_each_other():
+    from inlay.studies.figures import _apart
+
+    assert _apart([100, 500, 1000, 2000]) == ["100", "500", "1,000", "2,000"]
+    assert _apart([100, 1900, 2000]) == ["100", "", "2,000"]
+    assert _apart([100]) == ["100"]
+
+
 def test_attention_is_the_mean_over_seeds(curves, drawn):
     """AdapterFusion's figures 4 and 6: targets × members, in the mean and in each layer."""
     draw(curves, "attention", Asked())
@@ -317,7 +349,7 @@ def test_scores_stand_over_trained_parameters_and_over_rows(curves, drawn):
     assert single.get_ydata().tolist() == pytest.approx([mean_of(curves, "single", "b", rows) for rows in (32, 64)])
 
 
-def test_convergence_is_what_the_runs_logged(curves, drawn):
+def test_convergence_is_what_the_runs_logged(curves, drawn, monkeypatch):
     """AdaMix's figure 7."""
     draw(curves, "convergence", Asked(tasks=("c",)))
     (axes,) = drawn[0].axes
@@ -327,6 +359,13 @@ def test_convergence_is_what_the_runs_logged(curves, drawn):
     assert len(history) >= 2
     assert line.get_xdata().tolist() == [entry[0] for entry in history]
     assert line.get_ydata().tolist() == pytest.approx([100 * entry[2] for entry in history])
+    draw(curves, "convergence", Asked(score="loss"))
+    assert drawn[-1].axes[0].get_ylabel() == "validation accuracy", "whatever the tables show"
+    for result in curves.results.values():
+        if "history" in result:
+            monkeypatch.setitem(result, "history", [[step, loss, None] for step, loss, _ in result["history"]])
+    with pytest.raises(InlayError, match="nothing to draw"):
+        draw(curves, "convergence", Asked())
 
 
 def test_costs_are_compacters_protocol(curves):

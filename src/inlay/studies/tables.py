@@ -151,8 +151,9 @@ def tables(view: View, asked: Asked = Asked()) -> list[Table]:  # noqa: B008 (fr
         raise ConfigError(f"no way {reference!r}.{nearest(reference, study.ways)}")
     score = asked.score or study.score
     _check_score(score, view.results.values())
+    slots = chosen(view, asked)
     by_place: dict[tuple[str, int | None], list[Slot]] = {}
-    for slot in _chosen(view, asked):
+    for slot in slots:
         by_place.setdefault((slot.host, slot.rows), []).append(slot)
     places = sorted(by_place, key=lambda place: (list(study.hosts).index(place[0]), _all_last(place[1])))
     return [_table(view, *place, by_place[place], reference, score) for place in places]
@@ -165,7 +166,7 @@ def _check_score(score: str, results: Collection[Result]) -> None:
         raise ConfigError(f"no score {score!r}: there are {', '.join(there)}.{nearest(score, there)}")
 
 
-def _chosen(view: View, asked: Asked) -> list[Slot]:
+def chosen(view: View, asked: Asked) -> list[Slot]:
     """The slots that were asked for; what is not there is refused."""
     study = view.plan.study
     for what, names, known in (("way", asked.ways, study.ways), ("task", asked.tasks, study.tasks)):
@@ -182,10 +183,10 @@ def _chosen(view: View, asked: Asked) -> list[Slot]:
             if number not in there:
                 every = ", ".join(map(_said, sorted(there, key=_all_last)))
                 raise ConfigError(f"no {what} {_said(number)}; there are {every}.")
-    chosen = [slot for slot in visible if asked.wants(slot)]
-    if visible and not chosen:
+    found = [slot for slot in visible if asked.wants(slot)]
+    if visible and not found:
         raise ConfigError("no cell has this way, task, number of rows and seed together.")
-    return chosen
+    return found
 
 
 def _said(number: int | None) -> str:
