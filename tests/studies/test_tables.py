@@ -417,11 +417,39 @@ def test_by_command(finished, tmp_path, capsys):
     for words in (
         ["study", "table", str(out), "--against", "logreg", "--ways", "logreg,fused", "--tasks", "b"],
         ["study", "figure", str(out), "differences", "--out", str(tmp_path / "figure.svg")],
-        ["study", "figure", str(out), "attention", "--out", str(tmp_path / "figures")],
+        ["study", "figure", str(out), "attention", "--out", str(tmp_path / "figures-1.2")],
         ["study", "report", str(out)],
     ):
         main(words)
     assert (tmp_path / "figure.svg").is_file()
-    assert len(list((tmp_path / "figures").iterdir())) == 2
+    assert len(list((tmp_path / "figures-1.2").iterdir())) == 2
     assert (out / "report.html").is_file()
     assert "single" not in capsys.readouterr().out.split("report:")[0].splitlines()[4]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["table", "--ways", "fused", "--against", "single"],
+            "no way 'single' to compare with: name it in --ways, too",
+        ),
+        (["table", "--against", "source"], "no way 'source' to compare with"),
+        (["figure", "differences", "--ways", "fused", "--against", "single", "--out", "x"], "name it in --ways, too"),
+        (["figure", "attention", "--ways", "fusde", "--out", "x"], "no way 'fusde'. Did you mean 'fused'?"),
+        (["figure", "attention", "--out", "x.png"], "--out is x.png, but figures are SVG"),
+    ],
+)
+def test_what_a_table_or_a_figure_cannot_show(finished, words, told, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["study", words[0], str(finished[0]), *words[1:]])
+    assert left.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_titles_that_differ_by_a_mark_are_two_files(finished, tmp_path, monkeypatch, capsys):
+    from inlay.studies import figures
+
+    monkeypatch.setattr(figures, "draw", lambda *_: {"a.b": "<svg>1</svg>", "a-b": "<svg>2</svg>"})
+    main(["study", "figure", str(finished[0]), "rows", "--out", str(tmp_path / "figures")])
+    assert len({file.read_text() for file in (tmp_path / "figures").iterdir()}) == 2

@@ -152,6 +152,8 @@ def tables(view: View, asked: Asked = Asked()) -> list[Table]:  # noqa: B008 (fr
     score = asked.score or study.score
     _check_score(score, view.results.values())
     slots = chosen(view, asked)
+    if asked.against is not None and all(slot.way != asked.against for slot in slots):
+        raise ConfigError(f"the table has no way {asked.against!r} to compare with: name it in `ways`, too.")
     by_place: dict[tuple[str, int | None], list[Slot]] = {}
     for slot in slots:
         by_place.setdefault((slot.host, slot.rows), []).append(slot)
