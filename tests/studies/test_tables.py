@@ -103,8 +103,13 @@ def test_latex_is_read_by_a_parser(finished):
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here; Debian: texlive-latex-recommended")
-def test_latex_compiles(finished, curves, tmp_path):
+def test_latex_compiles(finished, curves, tmp_path, monkeypatch):
     made = [FORMATS["latex"](tables(view), view) for view in (finished[1], curves)]
+    made.append(FORMATS["latex"](tables(curves, Asked(score="loss")), curves))
+    for name, title in (("single", "[CLS]"), ("fused", "*ours*")):
+        way = curves.plan.study.ways[name].model_copy(update={"title": title})
+        monkeypatch.setitem(curves.plan.study.ways, name, way)
+    made.append(FORMATS["latex"](tables(curves), curves))
     text = "\n".join(
         [r"\documentclass{article}", r"\usepackage{booktabs,graphicx}", r"\begin{document}", *made, r"\end{document}"]
     )
@@ -114,6 +119,15 @@ def test_latex_compiles(finished, curves, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:]
     assert "Overfull" not in done.stdout
     assert (tmp_path / "table.pdf").stat().st_size > 1000
+
+
+def test_latex_has_no_line_that_the_one_before_would_read(curves, monkeypatch):
+    """After an end of line, [ begins its length and * is its star; a minus sign of a text has no letter in TeX."""
+    way = curves.plan.study.ways["single"].model_copy(update={"title": "[CLS]"})
+    monkeypatch.setitem(curves.plan.study.ways, "single", way)
+    text = FORMATS["latex"](tables(curves, Asked(score="loss")), curves)
+    assert "\n{}[CLS] & " in text
+    assert "mean of $-$log p of the right labels, $\\times$ 100" in text
 
 
 def test_what_tex_reads_as_a_command_is_written_as_a_letter():
