@@ -178,6 +178,13 @@ def test_the_page_is_whole_and_fetches_nothing(finished):
     assert "<svg" in page
 
 
+def test_the_column_of_ways_leaves_room_on_a_narrow_screen(finished):
+    """It stays at the left while the others move under it: as wide as the screen, it would hide them all."""
+    (rule,) = re.findall(r"tbody th \{([^}]*)\}", study_page(finished[1]))
+    assert {"position: sticky", "white-space: normal"} <= {part.strip() for part in rule.split(";")}
+    assert re.search(r"max-width: min\([^)]*vw\)", rule)
+
+
 def test_names_cannot_act_in_the_page(here, finished, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(finished[0], out)
