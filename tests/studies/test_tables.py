@@ -48,6 +48,20 @@ def test_arrows_and_wins_follow_the_tests(finished):
             assert entry.significant == (entry.against.p < 0.05)
 
 
+def test_what_has_no_such_score_is_not_compared_by_it(finished, monkeypatch):
+    """A task of another kind has not the metric that is asked for: nothing of it is a tie."""
+    _, view, _ = finished
+    for result in view.results.values():
+        if result["task"]["name"] == "c":
+            scores = {name: value for name, value in result["scores"].items() if name != "macro_f1"}
+            monkeypatch.setitem(result, "scores", scores)
+    (table,) = tables(view, Asked(score="macro_f1"))
+    for line in table.lines:
+        assert line.entries["c"].spread is None
+        assert line.entries["c"].against is None
+        assert line.wins is None or sum(line.wins) == 1
+
+
 def test_a_study_that_has_not_run_shows_what_is_missing(here, tmp_path):
     from inlay.studies.cells import StudyFolder
     from inlay.studies.plan import Plan

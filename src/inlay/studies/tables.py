@@ -165,7 +165,7 @@ def _check_score(score: str, results: Collection[Result]) -> None:
     """Refuse the name of a score that nothing has."""
     there = list(dict.fromkeys(["main", "mean", LOSS, *(name for result in results for name in result["scores"])]))
     if results and score not in there:
-        raise ConfigError(f"no score {score!r}: there are {', '.join(there)}.{nearest(score, there)}")
+        raise ConfigError(f"no score {score!r}.{nearest(score, there)}")
 
 
 def chosen(view: View, asked: Asked) -> list[Slot]:
@@ -287,16 +287,16 @@ def _compared(
     """Every entry with its test against the reference; all tests of a table are corrected together."""
     found: dict[Place, Comparison] = {}
     tested = [
-        (place, entry) for place, entry in entries.items()
-        if place[0] != reference and entry.metric and results.get(place) and results.get((str(reference), place[1]))
+        (place, entry, shown) for place, entry in entries.items()
+        if place[0] != reference and (standard := entries.get((str(reference), place[1]))) is not None
+        and (shown := difference(entry, standard)) is not None
     ]  # fmt: skip
-    for (way, task), entry in tested:
+    for (way, task), entry, shown in tested:
         mine, other = results[way, task], results[str(reference), task]
         metric = entry.metric if entry.metric != "mean" else next(iter(next(iter(mine.values()))["scores"]))
         if (compared := compare(mine, other, metric, max(DRAWS, PER_TEST * len(tested)))) is not None:
-            shown = (difference(entry, entries[str(reference), task]) or 0.0) / 100
             agrees = shown * compared.difference > 0  # a test of each row's own score may point elsewhere
-            found[way, task] = replace(compared, difference=shown, p=compared.p if agrees else 1.0)
+            found[way, task] = replace(compared, difference=shown / 100, p=compared.p if agrees else 1.0)
     adjusted = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
     return {
         place: replace(entry, against=replace(found[place], p=adjusted[place])) if place in found else entry
