@@ -110,3 +110,11 @@ def test_the_curve_shows_the_loss_that_chose():
 def test_a_damaged_line_leaves_a_gap_in_the_curve():
     history = [{"step": 1, "l0ss": 1.0, "validation_fq": 0.5}, {"step": 2, "loss": 0.5, "validation_f1": 0.6}]
     assert "validation f1" in curve(history, "f1")
+
+
+def test_labels_and_names_are_not_broken_to_make_room_for_texts():
+    page = page_of(TWO, [Example((("a", None),), 1)], [sure(0, 0.9)])
+    assert '<table class="texts">' in page[page.index("mistakes</h2>") :]
+    assert '<table class="facts">' in page[: page.index("<h2>Metrics")]
+    assert ".facts td:first-child, .texts td + td { overflow-wrap: break-word" in page
+    assert 'name="viewport"' in page

@@ -448,6 +448,8 @@ def test_heat_maps_of_targets_and_members(tmp_path):
     assert (targets, members) == (["rte", "cb"], ["a", "b", "c"])
     assert torch.allclose(values.nan_to_num(-1), torch.tensor([[0.5, 0.5, -1], [-1, 0.25, 0.75]]))
     assert torch.equal(targets_by_members(several, "encoder.1")[0].nan_to_num(-1), values.nan_to_num(-1))
+    others = {"rte": seen("f", ("mnli", "own"), 0.5), "cb": seen("g", ("mnli", "rte", "own"), 0.5)}
+    assert targets_by_members(others)[2] == ["mnli", "rte", "own"], "what each has last stays the last"
     for layer in (None, 0, "encoder.1", "all"):
         files = plot_fusion(several, tmp_path / f"heat-{layer}", layer=layer)
         assert all(file.stat().st_size > 1000 for file in files)

@@ -93,7 +93,7 @@ def test_every_mistake_is_told_at_once(mistake):
         },
     )
     for line in (
-        "group 'targets': no task or group 'd'",
+        "group 'targets': no task 'd'",
         "settings: no setting 'batchsize'. Did you mean 'batch_size'?",
         "against: no way 'singel'. Did you mean 'single'?",
         "way 'more': no way 'singles'. Did you mean 'single'?",
@@ -150,10 +150,38 @@ def test_fusions_that_ship_have_one_member_of_the_target_and_no_more(name):
         ({"seed": 3}, "seed is what the study itself says"),
         ({"grid": {"lr": []}}, "nothing to choose from"),
         ({"lr": -1}, "greater than 0"),
+        ({"settings": None}, "settings: Input should be a valid dictionary"),
+        ({"method": "mixture", "routing": "ensemble"}, "does not use routing; kind routing does"),
+        ({"passes": 8}, "does not use passes"),
+        ({"kind": "embeddings", "grid": {"C": ["a", 0, 1]}}, "the grid's C has numbers above 0, got 'a', 0."),
+        ({"by_rows": {64: {"lr": 0.1}}}, "way 'new', by_rows 64: there are only 32 training rows."),
+        ({"grid": {"members": [1]}}, "members is what the study itself says"),
+        ({"kind": "joint", "grid": {"title": ["x"]}}, "way 'new', grid: title is no setting, but a word of the way itself"),
     ],
 )  # fmt: skip
 def test_a_way_that_no_task_can_have(mistake, way, told):
     assert told in mistake(ways=FILE["ways"] | {"new": way})
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"by_rows": {64: {"lr": 0.1}}}, "by_rows 64: there are only 32, all training rows."),
+        ({"groups": FILE["groups"] | {"both": ["sources", "c"]}}, "group 'both': no task 'sources'"),
+        ({"groups": FILE["groups"] | {"none": []}}, "group 'none' has no task."),
+        ({"groups": FILE["groups"] | {"all": ["a"]}}, "group 'all': that is what all tasks are called"),
+        ({"against": "source"}, "against: tables do not have way 'source' (show: false)"),
+        ({"score": "acuracy"}, "score: no score 'acuracy'. Did you mean 'accuracy'?"),
+        ({"settings": {"seeds": [1]}}, "settings: seeds is no setting, but a word of the study itself"),
+    ],
+)
+def test_words_of_a_study_that_mean_nothing(mistake, changed, told):
+    assert told in mistake(**changed)
+
+
+def test_a_task_that_a_group_names_twice_is_there_once(here):
+    study = study_in(here, groups=FILE["groups"] | {"targets": ["c", "c"]})
+    assert [slot.task for slot in slots_of(study, "logreg")] == ["c", "c"], "one for each seed"
 
 
 def test_fewer_rows_than_a_batch_are_one_batch_where_nothing_names_its_size(here):

@@ -48,6 +48,20 @@ def test_arrows_and_wins_follow_the_tests(finished):
             assert entry.significant == (entry.against.p < 0.05)
 
 
+def test_what_has_no_such_score_is_not_compared_by_it(finished, monkeypatch):
+    """A task of another kind has not the metric that is asked for: nothing of it is a tie."""
+    _, view, _ = finished
+    for result in view.results.values():
+        if result["task"]["name"] == "c":
+            scores = {name: value for name, value in result["scores"].items() if name != "macro_f1"}
+            monkeypatch.setitem(result, "scores", scores)
+    (table,) = tables(view, Asked(score="macro_f1"))
+    for line in table.lines:
+        assert line.entries["c"].spread is None
+        assert line.entries["c"].against is None
+        assert line.wins is None or sum(line.wins) == 1
+
+
 def test_a_study_that_has_not_run_shows_what_is_missing(here, tmp_path):
     from inlay.studies.cells import StudyFolder
     from inlay.studies.plan import Plan
@@ -103,8 +117,13 @@ def test_latex_is_read_by_a_parser(finished):
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex here; Debian: texlive-latex-recommended")
-def test_latex_compiles(finished, curves, tmp_path):
+def test_latex_compiles(finished, curves, tmp_path, monkeypatch):
     made = [FORMATS["latex"](tables(view), view) for view in (finished[1], curves)]
+    made.append(FORMATS["latex"](tables(curves, Asked(score="loss")), curves))
+    for name, title in (("single", "[CLS]"), ("fused", "*ours*")):
+        way = curves.plan.study.ways[name].model_copy(update={"title": title})
+        monkeypatch.setitem(curves.plan.study.ways, name, way)
+    made.append(FORMATS["latex"](tables(curves), curves))
     text = "\n".join(
         [r"\documentclass{article}", r"\usepackage{booktabs,graphicx}", r"\begin{document}", *made, r"\end{document}"]
     )
@@ -114,6 +133,15 @@ def test_latex_compiles(finished, curves, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:]
     assert "Overfull" not in done.stdout
     assert (tmp_path / "table.pdf").stat().st_size > 1000
+
+
+def test_latex_has_no_line_that_the_one_before_would_read(curves, monkeypatch):
+    """After an end of line, [ begins its length and * is its star; a minus sign of a text has no letter in TeX."""
+    way = curves.plan.study.ways["single"].model_copy(update={"title": "[CLS]"})
+    monkeypatch.setitem(curves.plan.study.ways, "single", way)
+    text = FORMATS["latex"](tables(curves, Asked(score="loss")), curves)
+    assert "\n{}[CLS] & " in text
+    assert "mean of $-$log p of the right labels, $\\times$ 100" in text
 
 
 def test_what_tex_reads_as_a_command_is_written_as_a_letter():
@@ -162,6 +190,13 @@ def test_the_page_is_whole_and_fetches_nothing(finished):
     assert "default-src 'none'" in page
     assert 'name="viewport"' in page
     assert "<svg" in page
+
+
+def test_the_column_of_ways_leaves_room_on_a_narrow_screen(finished):
+    """It stays at the left while the others move under it: as wide as the screen, it would hide them all."""
+    (rule,) = re.findall(r"tbody th \{([^}]*)\}", study_page(finished[1]))
+    assert {"position: sticky", "white-space: normal"} <= {part.strip() for part in rule.split(";")}
+    assert re.search(r"max-width: min\([^)]*vw\)", rule)
 
 
 def test_names_cannot_act_in_the_page(here, finished, tmp_path):
@@ -269,6 +304,38 @@ def test_differences_are_those_of_the_means(curves, drawn):
         assert heights == pytest.approx(wanted)
 
 
+def test_differences_leave_no_room_for_what_has_none(curves, drawn, monkeypatch):
+    """Where the reference has not learned a task, or a way has nothing to show, there is nothing to compare."""
+    for slot in list(curves.filled):
+        if (slot.way, slot.task) == ("full", "c") or slot.way == "fused":
+            monkeypatch.delitem(curves.filled, slot)
+    draw(curves, "differences", Asked())
+    (axes,) = drawn[0].axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["b"]
+    assert [bar.get_label() for bar in axes.containers] == ["single"]
+
+
+def test_a_long_title_leaves_room_for_the_picture(curves, drawn, monkeypatch):
+    long = curves.plan.study.ways["single"].model_copy(
+        update={"title": "The inlay of a paper, as long as its title is"}
+    )
+    monkeypatch.setitem(curves.plan.study.ways, "single", long)
+    for name in ("differences", "parameters", "rows", "convergence"):
+        draw(curves, name, Asked())
+    for figure in drawn:
+        (axes,) = figure.axes
+        assert axes.get_position().width > 0.4
+        assert max(len(line) for text in axes.get_legend().get_texts() for line in text.get_text().split("\n")) <= 28
+
+
+def test_numbers_of_rows_do_not_stand_in_each_other():
+    from inlay.studies.figures import _apart
+
+    assert _apart([100, 500, 1000, 2000]) == ["100", "500", "1,000", "2,000"]
+    assert _apart([100, 1900, 2000]) == ["100", "", "2,000"]
+    assert _apart([100]) == ["100"]
+
+
 def test_attention_is_the_mean_over_seeds(curves, drawn):
     """AdapterFusion's figures 4 and 6: targets × members, in the mean and in each layer."""
     draw(curves, "attention", Asked())
@@ -317,7 +384,7 @@ def test_scores_stand_over_trained_parameters_and_over_rows(curves, drawn):
     assert single.get_ydata().tolist() == pytest.approx([mean_of(curves, "single", "b", rows) for rows in (32, 64)])
 
 
-def test_convergence_is_what_the_runs_logged(curves, drawn):
+def test_convergence_is_what_the_runs_logged(curves, drawn, monkeypatch):
     """AdaMix's figure 7."""
     draw(curves, "convergence", Asked(tasks=("c",)))
     (axes,) = drawn[0].axes
@@ -327,6 +394,13 @@ def test_convergence_is_what_the_runs_logged(curves, drawn):
     assert len(history) >= 2
     assert line.get_xdata().tolist() == [entry[0] for entry in history]
     assert line.get_ydata().tolist() == pytest.approx([100 * entry[2] for entry in history])
+    draw(curves, "convergence", Asked(score="loss"))
+    assert drawn[-1].axes[0].get_ylabel() == "validation accuracy", "whatever the tables show"
+    for result in curves.results.values():
+        if "history" in result:
+            monkeypatch.setitem(result, "history", [[step, loss, None] for step, loss, _ in result["history"]])
+    with pytest.raises(InlayError, match="nothing to draw"):
+        draw(curves, "convergence", Asked())
 
 
 def test_costs_are_compacters_protocol(curves):
@@ -378,11 +452,39 @@ def test_by_command(finished, tmp_path, capsys):
     for words in (
         ["study", "table", str(out), "--against", "logreg", "--ways", "logreg,fused", "--tasks", "b"],
         ["study", "figure", str(out), "differences", "--out", str(tmp_path / "figure.svg")],
-        ["study", "figure", str(out), "attention", "--out", str(tmp_path / "figures")],
+        ["study", "figure", str(out), "attention", "--out", str(tmp_path / "figures-1.2")],
         ["study", "report", str(out)],
     ):
         main(words)
     assert (tmp_path / "figure.svg").is_file()
-    assert len(list((tmp_path / "figures").iterdir())) == 2
+    assert len(list((tmp_path / "figures-1.2").iterdir())) == 2
     assert (out / "report.html").is_file()
     assert "single" not in capsys.readouterr().out.split("report:")[0].splitlines()[4]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["table", "--ways", "fused", "--against", "single"],
+            "no way 'single' to compare with: name it in --ways, too",
+        ),
+        (["table", "--against", "source"], "no way 'source' to compare with"),
+        (["figure", "differences", "--ways", "fused", "--against", "single", "--out", "x"], "name it in --ways, too"),
+        (["figure", "attention", "--ways", "fusde", "--out", "x"], "no way 'fusde'. Did you mean 'fused'?"),
+        (["figure", "attention", "--out", "x.png"], "--out is x.png, but figures are SVG"),
+    ],
+)
+def test_what_a_table_or_a_figure_cannot_show(finished, words, told, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["study", words[0], str(finished[0]), *words[1:]])
+    assert left.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_titles_that_differ_by_a_mark_are_two_files(finished, tmp_path, monkeypatch, capsys):
+    from inlay.studies import figures
+
+    monkeypatch.setattr(figures, "draw", lambda *_: {"a.b": "<svg>1</svg>", "a-b": "<svg>2</svg>"})
+    main(["study", "figure", str(finished[0]), "rows", "--out", str(tmp_path / "figures")])
+    assert len({file.read_text() for file in (tmp_path / "figures").iterdir()}) == 2

@@ -104,9 +104,12 @@ def run(given: list[str]) -> None:
 
 
 def _verb(given: list[str]) -> click.Command | None:
-    """The verb among the words."""
-    name = next((word for word in given if word in VERBS), None)
-    return None if name is None else inlay.get_command(click.Context(inlay), name)
+    """The verb among the words; of `study`, the one after it."""
+    at = next((i for i, word in enumerate(given) if word in VERBS), None)
+    found = None if at is None else inlay.get_command(click.Context(inlay), given[at])
+    if at is not None and isinstance(found, click.Group):
+        return next((found.commands[word] for word in given[at + 1 :] if word in found.commands), found)
+    return found
 
 
 def _usage(error: click.ClickException) -> str:

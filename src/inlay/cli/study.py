@@ -173,17 +173,23 @@ def _say_table(view: Any, format_: str, as_json: bool, **asked: Any) -> None:
 def figure(
     folder: Path, name: str, out: Path, against: str | None, ways: str | None, tasks: str | None, as_json: bool
 ) -> None:  # fmt: skip
+    from inlay.errors import ConfigError
     from inlay.storage.files import write_whole
     from inlay.studies.figures import draw
     from inlay.studies.plan import view_of
     from inlay.studies.tables import Asked
 
+    if out.suffix.lower() in OTHER_PICTURES:
+        raise ConfigError(f"`out` is {out}, but figures are SVG: name a .svg file, or a folder.")
     asked = Asked(against=against, ways=_listed(ways), tasks=_listed(tasks))
     made = draw(view_of(folder), name, asked)
-    files = {}
+    files: dict[str, str] = {}
+    folder = out.with_suffix("") if out.suffix == ".svg" else out
     for title, picture in made.items():
         words = "".join(char if char.isalnum() else "-" for char in title).strip("-")
-        file = out if len(made) == 1 and out.suffix == ".svg" else out.with_suffix("") / f"{name}-{words}.svg"
+        file = out if len(made) == 1 and out.suffix == ".svg" else folder / f"{name}-{words}.svg"
+        if str(file) in files.values():  # titles that differ by a mark alone
+            file = file.with_name(f"{name}-{words}-{len(files) + 1}.svg")
         write_whole(file, str(picture))
         files[title] = str(file)
     tell("\n".join(f"{file}  {title}" for title, file in files.items()), files, as_json)
@@ -236,6 +242,7 @@ ways_flag = click.Option(["--ways"], help="Only these ways, separated by commas.
 tasks_flag = click.Option(["--tasks"], help="Only these tasks, separated by commas.")
 rows_flag = click.Option(["--rows"], help="Only these numbers of training rows, or all, separated by commas.")
 seeds_flag = click.Option(["--seeds"], help="Only these seeds, separated by commas.")
+OTHER_PICTURES = (".png", ".pdf", ".jpg", ".jpeg", ".eps")
 FIGURES = ("attention", "convergence", "differences", "parameters", "rows")
 
 command = click.Group(

@@ -143,7 +143,13 @@ def targets_by_members(
     activations: Mapping[str, FusionActivations], layer: str | None = None
 ) -> tuple[Tensor, list[str], list[str]]:
     """Mean attention (targets, members), and their names; nan where a target has no such member or layer."""
-    members = list(dict.fromkeys(member for one in activations.values() for member in one.members))
+    members: list[str] = []
+    for one in activations.values():  # each before the one that follows it, so that a target's own stays the last
+        at = len(members)
+        for name in reversed(one.members):
+            if name not in members:
+                members.insert(at, name)
+            at = members.index(name)
     shares = []
     for one in activations.values():
         own = [

@@ -9,40 +9,52 @@ convergence   the validation score over the steps (AdaMix, figure 7)
 
 from __future__ import annotations
 
+import math
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import ConfigError
 from inlay.report.plots import as_svg, fusions_svg, new_figure
 from inlay.studies.plan import View
-from inlay.studies.tables import Asked, Line, Table, difference, tables
+from inlay.studies.tables import Asked, Line, Table, chosen, difference, tables
 
 if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
-COLOURS = ("#1f6f8b", "#d1495b", "#66a182", "#edae49", "#2e4057", "#8d6a9f", "#00798c", "#b56576", "#6b705c", "#999999")
+COLOURS = ("#1f6f8b", "#d1495b", "#66a182", "#edae49", "#2e4057", "#8d6a9f", "#5aa9e6", "#b56576", "#6b705c", "#999999")
 MARKS = "os^Dv<>ph*"
+LONGEST = 28
+"""Letters of a legend's line."""
+CLOSE = 0.1
+"""The share of an axis that the name of a tick takes."""
 
 
 def differences(view: View, asked: Asked) -> dict[str, Markup]:
     """One picture for each table that has a reference."""
     made = {}
     for table in tables(view, asked):
-        lines = [line for line in table.lines if line.way != table.reference]
         reference = next((line for line in table.lines if line.way == table.reference), None)
-        if reference is None or not lines:
+        if reference is None:
             continue
-        figure, axes = new_figure(max(5.0, 1.2 + 0.22 * len(table.tasks) * (len(lines) + 1)), 3.2, "constrained")
+        found = [
+            (line.title, {t: d for t in table.tasks if (d := _difference(line, reference, t)) is not None})
+            for line in table.lines if line.way != table.reference
+        ]  # fmt: skip
+        lines = [(title, points) for title, points in found if points]
+        tasks = [task for task in table.tasks if any(task in points for _, points in lines)]
+        if not lines:
+            continue
+        figure, axes = new_figure(max(5.0, 1.2 + 0.22 * len(tasks) * (len(lines) + 1)), 3.2, "constrained")
         width = 0.8 / len(lines)
-        for i, line in enumerate(lines):
-            values = [_difference(line, reference, task) for task in table.tasks]
-            at = [t - 0.4 + width * (i + 0.5) for t, value in enumerate(values) if value is not None]
-            colour, _ = _style(view, line.title)
-            axes.bar(at, [v for v in values if v is not None], width, label=line.title, color=colour)
+        for i, (title, points) in enumerate(lines):
+            at = [t - 0.4 + width * (i + 0.5) for t, task in enumerate(tasks) if task in points]
+            colour, _ = _style(view, title)
+            axes.bar(at, list(points.values()), width, label=title, color=colour)
         axes.axhline(0, color="#333", linewidth=0.8)
-        axes.set_xticks(range(len(table.tasks)), table.tasks, rotation=30, ha="right", parse_math=False)
+        axes.set_xticks(range(len(tasks)), tasks, rotation=30, ha="right", parse_math=False)
         axes.set_ylabel(f"points over {reference.title}", parse_math=False)
         _legend(axes, len(lines))
         made[table.title] = as_svg(figure)
@@ -61,9 +73,9 @@ def attention(view: View, asked: Asked) -> dict[str, Markup]:
     from inlay.compose.activations import FusionActivations
 
     seen: dict[tuple[str, str, int | None], dict[str, list[dict[str, Any]]]] = {}
-    for slot, cell in view.filled.items():
-        found = view.results[cell.name].get("attention")
-        if found is not None and asked.wants(slot):
+    for slot in chosen(view, asked):
+        found = view.results[view.filled[slot].name].get("attention") if slot in view.filled else None
+        if found is not None:
             seen.setdefault((slot.host, slot.way, slot.rows), {}).setdefault(slot.task, []).append(found)
     made = {}
     for (host, way, rows), targets in seen.items():
@@ -127,13 +139,23 @@ def rows(view: View, asked: Asked) -> dict[str, Markup]:
                 axes.errorbar(x, y, yerr=spread, label=title, color=colour, marker=mark, capsize=2, linewidth=1.2)
             axes.set_xscale("log")
             counts = sorted({point[0] for points in curves.values() for point in points})
-            axes.set_xticks(counts, [f"{int(count):,}" for count in counts])
+            axes.set_xticks(counts, _apart(counts))
             axes.minorticks_off()
             axes.set_xlabel("training rows")
             axes.set_ylabel(f"{task}, {mine[0].metrics.get(task, '')}", parse_math=False)
             _legend(axes, len(curves))
             made[f"{task}, {host}"] = as_svg(figure)
     return made
+
+
+def _apart(counts: Sequence[float]) -> list[str]:
+    """The numbers as names of ticks on a logarithmic axis; one that would stand in the next one's has none."""
+    whole, after, names = math.log(counts[-1] / counts[0]), math.inf, list[str]()
+    for count in reversed(counts):
+        far = math.log(after / count) >= CLOSE * whole
+        names.insert(0, f"{int(count):,}" if far else "")
+        after = count if far else after
+    return names
 
 
 def _curves(view: View, found: Sequence[Table], task: str) -> dict[str, list[tuple[float, float, float]]]:
@@ -158,20 +180,21 @@ def convergence(view: View, asked: Asked) -> dict[str, Markup]:
             for line in table.lines:
                 entry = line.entries.get(task)
                 name = next(iter(entry.cells.values()), None) if entry is not None else None
-                points = view.results[name].get("history") if name is not None else None
-                if points and len(points) > 1:
-                    drawn.append((line.title, [p for p in points if p[2] is not None]))
+                history = view.results[name].get("history") if name is not None else None
+                points = [p for p in history or () if p[2] is not None]
+                if name is not None and len(points) > 1:
+                    drawn.append((line.title, points, next(iter(view.results[name]["validation"]))))
             if not drawn:
                 continue
             figure, axes = new_figure(6, 3.2, "constrained")
-            for title, points in drawn:
+            for title, points, _ in drawn:
                 colour, mark = _style(view, title)
                 axes.plot(
                     [p[0] for p in points], [100 * p[2] for p in points], label=title, color=colour,
                     marker=mark, markersize=3, linewidth=1.2,
                 )  # fmt: skip
             axes.set_xlabel("step")
-            axes.set_ylabel(f"validation {table.metrics.get(task, '')}", parse_math=False)
+            axes.set_ylabel(f"validation {drawn[0][2]}", parse_math=False)  # whatever the tables show
             _legend(axes, len(drawn))
             made[f"{task}, {table.title}"] = as_svg(figure)
     return made
@@ -195,10 +218,11 @@ def _within_ten(values: Sequence[float]) -> bool:
 
 
 def _legend(axes: Axes, count: int) -> None:
-    """Beside the picture, where it hides nothing."""
+    """Beside the picture, where it hides nothing; long titles are broken, or there would be no room for the picture."""
     legend = axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, ncols=1 + count // 14)
     for text in legend.get_texts():
         text.set_parse_math(False)
+        text.set_text(textwrap.fill(text.get_text(), LONGEST))
 
 
 FIGURES: dict[str, Callable[[View, Asked], dict[str, Any]]] = {

@@ -18,6 +18,7 @@ A way's own words are the fields of `Way`; every other word in it is a setting o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -27,10 +28,12 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inlay.config import Config
+from inlay.data.task import METRICS
 from inlay.errors import ConfigError, InlayError, nearest
 from inlay.runs.joint_settings import JOINT_ONLY
 from inlay.runs.settings import PATHS, Settings
 from inlay.runs.yaml_text import read_yaml
+from inlay.training.recipe import LOSS, MEAN
 
 ALL = "all"
 """Every training row, every task."""
@@ -97,7 +100,8 @@ class Way(Config):
         said = {("start" if name == "from" else str(name)): value for name, value in given.items()}
         own = {name: value for name, value in said.items() if name in cls.model_fields}
         other = {name: value for name, value in said.items() if name not in cls.model_fields}
-        return own | {"settings": own.get("settings", {}) | other}
+        given = own.get("settings", {})
+        return own | {"settings": given | other if isinstance(given, dict) else given}
 
     @field_validator("start", mode="before")
     @classmethod
@@ -183,7 +187,7 @@ class Study(Config):
         if isinstance(named, str):
             if named == ALL:
                 return tuple(self.tasks)
-            return self.groups.get(named, (named,))
+            return tuple(dict.fromkeys(self.groups.get(named, (named,))))
         return tuple(dict.fromkeys(task for name in named for task in self.tasks_of(name)))
 
     def rows_of(self, way: str) -> tuple[int | None, ...]:
@@ -251,7 +255,7 @@ def study_names() -> tuple[str, ...]:
 
 def mistakes(study: Study) -> list[str]:
     """A sentence for each thing in the file that has no meaning."""
-    found = _names(study) + _settings(study)
+    found = _names(study) + _settings(study) + _row_numbers(study)
     found = found or _stages(study)  # what a cycle is made of needs names that are known
     found = found or [told for way in study.ways for told in _way(study, way)]
     return list(dict.fromkeys(found))
@@ -265,8 +269,16 @@ def _names(study: Study) -> list[str]:
             if not NAME.fullmatch(name)
         ]  # fmt: skip
     tasks, ways = (*study.tasks, *study.groups, ALL), study.ways
-    found += [f"group {name!r} has the name of a task." for name in study.groups if name in study.tasks]
-    asked: list[tuple[str, str]] = [(f"group {g!r}", t) for g, members in study.groups.items() for t in members]
+    for name, members in study.groups.items():
+        if name in study.tasks:
+            found.append(f"group {name!r} has the name of a task.")
+        if name == ALL:
+            found.append(f"group {name!r}: that is what all tasks are called; give it another name.")
+        if not members:
+            found.append(f"group {name!r} has no task.")
+        found += [f"group {name!r}: no task {task!r}.{nearest(task, study.tasks)}" for task in members
+                  if task not in study.tasks]  # fmt: skip
+    asked: list[tuple[str, str]] = []
     for name, way in ways.items():
         for named in (way.tasks, *(m.tasks for m in (*way.members, *way.start))):
             asked += [(f"way {name!r}", t) for t in ([named] if isinstance(named, str) else named or ())]
@@ -278,6 +290,11 @@ def _names(study: Study) -> list[str]:
     ]
     if study.against is not None and study.against not in ways:
         found.append(f"against: no way {study.against!r}.{nearest(study.against, ways)}")
+    elif study.against is not None and not ways[study.against].show:
+        found.append(f"against: tables do not have way {study.against!r} (show: false), nor what is compared with it.")
+    scores = ("main", MEAN, LOSS, *dict.fromkeys(metric for of in METRICS.values() for metric in of))
+    if study.score not in scores:
+        found.append(f"score: no score {study.score!r}.{nearest(study.score, scores)}")
     return found
 
 
@@ -302,9 +319,24 @@ def _settings(study: Study) -> list[str]:
                 found.append(f"{where}: {name} is what the study itself says; leave it out.")
             elif name in PATHS and where.startswith(("way", "by_rows")):  # a cell is known by its task's rows
                 found.append(f"{where}: {name} says where rows are, which a task does: tasks: {{name: {{{name}: …}}}}.")
+            elif name in own and name not in known:
+                whose = "way" if where.startswith("way") else "study"
+                found.append(f"{where}: {name} is no setting, but a word of the {whose} itself.")
             elif name not in known:
                 found.append(f"{where}: no setting {name!r}.{nearest(str(name), [*known, *own])}")
     return found
+
+
+def _row_numbers(study: Study) -> list[str]:
+    """Settings for a number of training rows that nothing has."""
+    every = {name: way.rows or study.rows for name, way in study.ways.items()}
+    of_all = tuple(dict.fromkeys(rows for numbers in every.values() for rows in numbers))
+    places = [("by_rows", study.by_rows, of_all)]
+    places += [(f"way {name!r}, by_rows", way.by_rows, every[name]) for name, way in study.ways.items()]
+    return [
+        f"{where} {rows}: there are only {', '.join(map(str, there))} training rows."
+        for where, said, there in places for rows in said if rows not in there
+    ]  # fmt: skip
 
 
 def _stages(study: Study) -> list[str]:
@@ -339,6 +371,10 @@ def _way(study: Study, name: str) -> list[str]:
             found.append(f"{where} does not use {spelt}; kind {kind} does.")
     if way.kind != "joint" and way.joint is not None:
         found.append(f"{where} does not use joint; kind joint does.")
+    if way.kind != "routing" and way.routing is not None:
+        found.append(f"{where} does not use routing; kind routing does, of a way that trains mixtures.")
+    if way.routing != "ensemble" and "passes" in way.model_fields_set:
+        found.append(f"{where} does not use passes; kind routing with routing: ensemble does.")
     found += _foundations(study, way, where) + _joint_members(study, way, where)
     if way.kind == "routing" and way.routing is None:
         found.append(f"{where} needs routing: merged, random, first or ensemble.")
@@ -349,6 +385,8 @@ def _way(study: Study, name: str) -> list[str]:
     ]
     if way.kind == "embeddings" and set(way.grid) - {"C"}:
         found.append(f"{where}: its grid can have C alone, the inverse strength of the regression's penalty.")
+    elif way.kind == "embeddings" and (wrong := [c for c in way.grid.get("C", ()) if not _is_strength(c)]):
+        found.append(f"{where}: the grid's C has numbers above 0, got {', '.join(map(repr, wrong))}.")
     if way.kind == "setfit" and (unknown := _named(way) - {"recipe", *USUAL}):
         found.append(f"{where} has no use for {', '.join(sorted(unknown))}: SetFit's own are {', '.join(USUAL)}.")
     own = {"recipe", *(way.grid if way.kind == "embeddings" else ())}
@@ -377,6 +415,14 @@ def _way(study: Study, name: str) -> list[str]:
                 problems.setdefault(line, []).append(slot.task)
     every = set(study.tasks_of(way.tasks))
     return [f"{where}{_those(tasks, every)}: {line}" for line, tasks in problems.items()]
+
+
+def _is_strength(value: Any) -> bool:
+    """1e3 is a word in YAML and a number to everybody else."""
+    try:
+        return 0 < float(value) < math.inf
+    except (TypeError, ValueError):
+        return False
 
 
 def _named(way: Way) -> set[str]:

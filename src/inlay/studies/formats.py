@@ -143,6 +143,7 @@ TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "↗": r"$\nearrow$", "↘": r"$\searrow$",
     "→": r"$\rightarrow$", "·": r"$\cdot$", "<": r"$<$", ">": r"$>$",
+    "−": "$-$", "×": r"$\times$",
 }  # fmt: skip
 
 
@@ -162,7 +163,8 @@ def as_latex(found: Sequence[Table], view: View) -> str:
         rows = []
         for line in table.lines:
             way, *rest = cells(table, line, entry)
-            rows.append([tex(way), *rest[: len(table.tasks)], *map(tex, rest[len(table.tasks) :])])
+            apart = "{}" if way.startswith(("[", "*")) else ""  # or the line before it would end with that
+            rows.append([apart + tex(way), *rest[: len(table.tasks)], *map(tex, rest[len(table.tasks) :])])
         names = list(map(tex, header(table)))
         lines = [" & ".join(row) + r" \\" for row in rows]
         parts.append(

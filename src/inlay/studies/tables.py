@@ -151,8 +151,11 @@ def tables(view: View, asked: Asked = Asked()) -> list[Table]:
         raise ConfigError(f"no way {reference!r}.{nearest(reference, study.ways)}")
     score = asked.score or study.score
     _check_score(score, view.results.values())
+    slots = chosen(view, asked)
+    if asked.against is not None and all(slot.way != asked.against for slot in slots):
+        raise ConfigError(f"the table has no way {asked.against!r} to compare with: name it in `ways`, too.")
     by_place: dict[tuple[str, int | None], list[Slot]] = {}
-    for slot in _chosen(view, asked):
+    for slot in slots:
         by_place.setdefault((slot.host, slot.rows), []).append(slot)
     places = sorted(by_place, key=lambda place: (list(study.hosts).index(place[0]), _all_last(place[1])))
     return [_table(view, *place, by_place[place], reference, score) for place in places]
@@ -162,10 +165,10 @@ def _check_score(score: str, results: Collection[Result]) -> None:
     """Refuse the name of a score that nothing has."""
     there = list(dict.fromkeys(["main", "mean", LOSS, *(name for result in results for name in result["scores"])]))
     if results and score not in there:
-        raise ConfigError(f"no score {score!r}: there are {', '.join(there)}.{nearest(score, there)}")
+        raise ConfigError(f"no score {score!r}.{nearest(score, there)}")
 
 
-def _chosen(view: View, asked: Asked) -> list[Slot]:
+def chosen(view: View, asked: Asked) -> list[Slot]:
     """The slots that were asked for; what is not there is refused."""
     study = view.plan.study
     for what, names, known in (("way", asked.ways, study.ways), ("task", asked.tasks, study.tasks)):
@@ -182,10 +185,10 @@ def _chosen(view: View, asked: Asked) -> list[Slot]:
             if number not in there:
                 every = ", ".join(map(_said, sorted(there, key=_all_last)))
                 raise ConfigError(f"no {what} {_said(number)}; there are {every}.")
-    chosen = [slot for slot in visible if asked.wants(slot)]
-    if visible and not chosen:
+    found = [slot for slot in visible if asked.wants(slot)]
+    if visible and not found:
         raise ConfigError("no cell has this way, task, number of rows and seed together.")
-    return chosen
+    return found
 
 
 def _said(number: int | None) -> str:
@@ -284,16 +287,16 @@ def _compared(
     """Every entry with its test against the reference; all tests of a table are corrected together."""
     found: dict[Place, Comparison] = {}
     tested = [
-        (place, entry) for place, entry in entries.items()
-        if place[0] != reference and entry.metric and results.get(place) and results.get((str(reference), place[1]))
+        (place, entry, shown) for place, entry in entries.items()
+        if place[0] != reference and (standard := entries.get((str(reference), place[1]))) is not None
+        and (shown := difference(entry, standard)) is not None
     ]  # fmt: skip
-    for (way, task), entry in tested:
+    for (way, task), entry, shown in tested:
         mine, other = results[way, task], results[str(reference), task]
         metric = entry.metric if entry.metric != "mean" else next(iter(next(iter(mine.values()))["scores"]))
         if (compared := compare(mine, other, metric, max(DRAWS, PER_TEST * len(tested)))) is not None:
-            shown = (difference(entry, entries[str(reference), task]) or 0.0) / 100
             agrees = shown * compared.difference > 0  # a test of each row's own score may point elsewhere
-            found[way, task] = replace(compared, difference=shown, p=compared.p if agrees else 1.0)
+            found[way, task] = replace(compared, difference=shown / 100, p=compared.p if agrees else 1.0)
     adjusted = dict(zip(found, holm([one.p for one in found.values()]), strict=True))
     return {
         place: replace(entry, against=replace(found[place], p=adjusted[place])) if place in found else entry
