@@ -37,7 +37,7 @@ def caption(table: Table) -> list[str]:
         how = " and ".join(tests[name] for name in table.tests) or "no test yet"
         told.append(
             f"Against {table.reference}: ↗ better by at least 0.3 points, ↘ worse, → between; * p < {SIGNIFICANT} "
-            f"({how}, Holm's correction over the table). W/T/L: tasks better, not to be told apart, worse."
+            f"({how}, Holm's correction over the table). W/T/L: tasks significantly better, without a significant difference, significantly worse."
         )
     return told
 

@@ -88,7 +88,8 @@ def average_ranks(scores: Mapping[str, Sequence[float | None]]) -> dict[str, flo
     columns = [column for column in zip(*scores.values(), strict=True) if None not in column]
     if not columns:
         return dict.fromkeys(ways)
-    ranks = np.mean([ranked([-float(v) for v in column if v is not None]) for column in columns], axis=0)
+    # means of the same scores in another order of the seeds differ in their last digit
+    ranks = np.mean([ranked([-round(v, 9) for v in column if v is not None]) for column in columns], axis=0)
     return dict(zip(ways, map(float, ranks), strict=True))
 
 
