@@ -74,6 +74,12 @@ def test_a_task_that_a_way_has_not_counts_in_no_rank():
     assert average_ranks({"a": [1.0, None], "b": [2.0, 9.0]}) == {"a": 2.0, "b": 1.0}
 
 
+def test_means_of_the_same_scores_are_ties_whatever_the_order_of_the_seeds():
+    one, other = (0.1 + 0.2 + 0.3) / 3, (0.3 + 0.2 + 0.1) / 3
+    assert one != other  # in the last digit
+    assert average_ranks({"a": [one], "b": [other]}) == {"a": 1.5, "b": 1.5}
+
+
 def test_the_bootstrap_over_rows_agrees_with_scipys():
     """The same p, up to the draws, as from the distribution that scipy.stats.bootstrap draws."""
     right = CHANCE.integers(0, 2, 300)
