@@ -9,7 +9,7 @@ inlay    frozen         an inlay and a head    N single runs side by side, each 
 full     trains         a head                 multi-task fine-tuning
 head     frozen         a head
 
-The folder has what a single run's has, the host after training in `host/`, and an inlay per task in `inlays/<task>/`.
+The folder has what a single run has, an inlay per task in `inlays/<task>/`, and the host in `host/` where it trains.
 """
 
 from __future__ import annotations
