@@ -5,6 +5,7 @@ import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -14,7 +15,7 @@ from markdown_it import MarkdownIt
 from inlay import InlayError
 from inlay.cli import main
 from inlay.studies.figures import FIGURES, draw
-from inlay.studies.formats import FORMATS, as_facts, tex
+from inlay.studies.formats import FORMATS, as_facts, caption, tex
 from inlay.studies.page import study_page
 from inlay.studies.plan import View
 from inlay.studies.tables import GLUE, Asked, Entry, _groups, difference, tables
@@ -32,6 +33,18 @@ def test_the_tables_numbers_are_the_cells(finished):
             assert entry.spread.n == 2
     assert [line.way for line in table.lines] == ["logreg", "single", "fused"]
     assert table.judged == {"b": 40, "c": 40}
+
+
+def test_a_way_with_fewer_seeds_or_tasks_is_said_below_the_table(finished):
+    _, view, _ = finished
+    (table,) = tables(view)
+    assert table.ranked == table.tasks
+    assert not any(line.startswith(("Rank", "Fewer")) for line in caption(table))
+    first, *others = table.lines
+    less = replace(first, entries={"b": replace(first.entries["b"], wanted=first.entries["b"].wanted[:1])})
+    told = caption(replace(table, lines=(less, *others)))
+    assert f"Fewer seeds: {first.title} 1." in told
+    assert "Rank: over b, which all ways have." in told
 
 
 def test_arrows_and_wins_follow_the_tests(finished):

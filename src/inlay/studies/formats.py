@@ -22,6 +22,10 @@ def caption(table: Table) -> list[str]:
     told = [f"Mean ± standard deviation over {len(table.seeds)} seeds ({seeds}); (k/n) where fewer are done."]
     if len(table.seeds) == 1:
         told = [f"One seed ({seeds}): no standard deviation."]
+    if table.fewer_seeds:
+        told.append(f"Fewer seeds: {', '.join(f'{title} {seeds}' for title, seeds in table.fewer_seeds.items())}.")
+    if 0 < len(table.ranked) < len(table.tasks):
+        told.append(f"Rank: over {', '.join(table.ranked)}, which all ways have.")
     judged = ", ".join(f"{task} {rows:,} ({table.metrics[task]})" for task, rows in table.judged.items())
     if judged:
         told.append(f"Judged rows: {judged}.")
@@ -37,7 +41,8 @@ def caption(table: Table) -> list[str]:
         how = " and ".join(tests[name] for name in table.tests) or "no test yet"
         told.append(
             f"Against {table.reference}: ↗ better by at least 0.3 points, ↘ worse, → between; * p < {SIGNIFICANT} "
-            f"({how}, Holm's correction over the table). W/T/L: tasks significantly better, without a significant difference, significantly worse."
+            f"({how}, Holm's correction over the table). W/T/L: tasks significantly better, without a significant "
+            f"difference, significantly worse."
         )
     return told
 

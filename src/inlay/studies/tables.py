@@ -117,6 +117,18 @@ class Table:
             return f"{self.host}, {self.per_class:,} training rows of each class"
         return f"{self.host}, {'all' if self.rows is None else format(self.rows, ',')} training rows"
 
+    @property
+    def ranked(self) -> tuple[str, ...]:
+        """The tasks that ranks are of: those that every way with a score has one of."""
+        scored = [{task for task, entry in line.entries.items() if entry.scores} for line in self.lines]
+        return tuple(task for task in self.tasks if all(task in own for own in scored if own))
+
+    @property
+    def fewer_seeds(self) -> dict[str, int]:
+        """Ways that are to have fewer seeds than the table, and how many."""
+        planned = {line.title: max((len(e.wanted) for e in line.entries.values()), default=0) for line in self.lines}
+        return {title: seeds for title, seeds in planned.items() if 0 < seeds < len(self.seeds)}
+
     def best(self, task: str) -> float | None:
         """The best mean of a task, as it is printed."""
         found = [entry.spread.mean for line in self.lines if (entry := line.entries.get(task)) and entry.spread]
@@ -143,7 +155,11 @@ class Asked:
         return all(not chosen or one in chosen for chosen, one in of)
 
 
-def tables(view: View, asked: Asked = Asked()) -> list[Table]:
+WHOLE = Asked()
+"""Everything that a study shows."""
+
+
+def tables(view: View, asked: Asked = WHOLE) -> list[Table]:
     """Every table of a study, host by host, few rows first."""
     study = view.plan.study
     reference = asked.against or study.against
