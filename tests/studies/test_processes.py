@@ -102,6 +102,16 @@ def test_ctrl_c_saves_and_says_how_to_go_on(here, tmp_path):
     assert not workers_of(process)
 
 
+def test_a_study_with_a_failed_cell_shows_its_table_and_leaves_with_an_error(here, tmp_path):
+    ways = {"logreg": {"kind": "embeddings"}, "far": {"options": {"size": 4}, "lr": 1e30}}
+    file, out = write(here, "fails", ways=ways, against=None, seeds=[0], tasks={"a": None}, groups={}), tmp_path / "out"
+    process = started(file, out)
+    shown, told = process.communicate(timeout=300)
+    assert process.returncode == 2, told
+    assert "1 of 2 cells have failed" in told
+    assert "logreg" in shown
+
+
 def test_a_worker_that_keeps_dying_makes_its_cell_fail(here, tmp_path, monkeypatch):
     """Its cell is tried as often as the study says, then it is shown."""
     from inlay.studies.cells import StudyFolder

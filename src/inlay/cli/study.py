@@ -74,6 +74,7 @@ def run(
             f"To try them again: --retry",
             err=True,
         )
+        raise click.exceptions.Exit(2)
 
 
 def _engine(engine: str, address: str | None, processes: int | None, out: Path) -> Any:
