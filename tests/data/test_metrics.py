@@ -70,6 +70,21 @@ def test_macro_f1_weighs_rare_labels_as_common_ones():
     assert score(TASK, [0] * 98 + [1, 2], [0] * 100)["macro_f1"] == pytest.approx((196 / 198) / 3)
 
 
+def test_an_answer_that_is_no_label_is_wrong_and_not_one_more_label():
+    """A host that answers in text may write anything: its recall falls, but the mean is still over three labels."""
+    found = score(TASK, [0, 1, 2, 0, 1, 2], [0, 1, 2, 0, 1, -1])
+    assert found["macro_f1"] == pytest.approx((1 + 1 + 2 / 3) / 3)
+    assert found["accuracy"] == pytest.approx(5 / 6)
+    assert score(TASK, [0, 1], [-1, -1])["macro_f1"] == 0
+
+
+def test_f1_counts_an_answer_that_is_no_label_as_the_wrong_one():
+    """Otherwise a host that has no word for the other label would have an F1 of 1."""
+    found = score(BINARY, [1, 1, 0, 0], [1, 1, -1, -1])
+    assert found["f1"] == score(BINARY, [1, 1, 0, 0], [1, 1, 1, 1])["f1"] == pytest.approx(2 / 3)
+    assert score(BINARY, [1, 1, 0, 0], [1, -1, 0, 0])["f1"] == pytest.approx(2 / 3)
+
+
 def test_f1_is_of_the_positive_label_and_without_one_of_the_last():
     targets, predictions = [0, 0, 0, 1], [0, 0, 1, 1]
     for positive, wanted in (("dog", 4 / 5), ("cat", 2 / 3), (None, 2 / 3)):

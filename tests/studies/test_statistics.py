@@ -130,6 +130,22 @@ def test_a_difference_of_another_metric(metric):
     assert same.difference == 0
 
 
+def test_of_two_labels_no_label_is_the_wrong_one():
+    right, said = answers(150, 0.8)
+    unsaid = np.where(CHANCE.random(150) < 0.2, -1, said)
+    found = compare({0: result(right, said)}, {0: result(right, unsaid)}, "f1")
+    scores = [metrics.f1_score(right, each) for each in (said, np.where(unsaid == -1, 1 - right, unsaid))]
+    assert found.difference == pytest.approx(scores[0] - scores[1])
+
+
+def test_an_answer_that_is_no_label_is_not_one_more_label():
+    right, said = answers(150, 0.8, 3)
+    unsaid = np.where(CHANCE.random(150) < 0.1, -1, said)
+    found = compare({0: result(right, said, labels=3)}, {0: result(right, unsaid, labels=3)}, "macro_f1")
+    scores = [metrics.f1_score(right, each, labels=[0, 1, 2], average="macro") for each in (said, unsaid)]
+    assert found.difference == pytest.approx(scores[0] - scores[1])
+
+
 @pytest.mark.parametrize("metric", ["pearson", "spearman"])
 def test_a_difference_of_correlations(metric):
     right = CHANCE.random(300)

@@ -45,9 +45,13 @@ def _one(metric: str, task: Task, targets: list[Any], predictions: list[Any], gr
     if metric == "macro_f1" and task.kind == "multilabel":
         return _several_labels(metric, task, targets, predictions)
     if metric == "macro_f1":
-        return metrics.f1_score(targets, predictions, average="macro", zero_division=0)
+        labels = sorted({*targets, *predictions} - {-1})  # no label at all is wrong, but not one more label
+        return metrics.f1_score(targets, predictions, labels=labels, average="macro", zero_division=0)
     if metric == "f1":
         positive = task.labels.index(task.positive) if task.positive else len(task.labels) - 1
+        if len(task.labels) == 2:  # no label at all is wrong: of two it counts as the other one
+            pairs = zip(targets, predictions, strict=True)
+            predictions = [1 - target if said == -1 else said for target, said in pairs]
         hits = [[value == positive for value in values] for values in (targets, predictions)]
         return metrics.f1_score(*hits, zero_division=0)
     if metric == "group_exact_match":

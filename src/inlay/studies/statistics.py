@@ -157,15 +157,15 @@ def _of_labels(pairs: Sequence[tuple[Result, Result]], metric: str, draws: int) 
             confusion = np.zeros((len(whole), labels * labels))
             for at in np.unique(index):
                 confusion[:, at] = whole[:, index == at].sum(1)
-            scores.append(_of_counts(confusion.reshape(-1, labels, labels), metric, task))
+            scores.append(_of_counts(confusion.reshape(-1, labels, labels), metric, task, none=True))
         return _pairwise(scores)
 
     p = _bootstrap(lambda dice, size: difference(dice.multinomial(rows, counts / rows, size=size)), draws)
     return Comparison(float(difference(counts[None])[0]), p, "bootstrap", rows, len(pairs))
 
 
-def _of_counts(counts: Array, metric: str, task: Mapping[str, Any]) -> Array:
-    """(draws, right, said) → (draws,)."""
+def _of_counts(counts: Array, metric: str, task: Mapping[str, Any], *, none: bool = False) -> Array:
+    """(draws, right, said) → (draws,). none: the last label stands for no label, which is wrong and has no F1."""
     hits = np.einsum("bii->bi", counts)
     right, said, total = counts.sum(2), counts.sum(1), counts.sum((1, 2))
     if metric == "matthews":
@@ -174,9 +174,14 @@ def _of_counts(counts: Array, metric: str, task: Mapping[str, Any]) -> Array:
         return np.divide(top, below, out=np.zeros_like(top), where=below > 0)
     f1 = np.divide(2 * hits, right + said, out=np.zeros_like(hits), where=right + said > 0)
     if metric == "f1":
-        return f1[:, int(task["positive_index"])]
+        at = int(task["positive_index"])
+        if none and task["labels"] == 2:  # of two labels, none at all counts as the wrong one
+            whole = right + said + (counts[:, :, -1].sum(1) - counts[:, at, -1])[:, None]
+            f1 = np.divide(2 * hits, whole, out=np.zeros_like(hits), where=whole > 0)
+        return f1[:, at]
     if metric == "macro_f1":
         there = (right + said) > 0
+        f1, there = (f1[:, :-1], there[:, :-1]) if none else (f1, there)
         return f1.sum(1) / np.maximum(there.sum(1), 1)
     return hits.sum(1) / total  # accuracy
 
