@@ -79,6 +79,25 @@ def test_padding_does_not_reach_a_pooled_head(family: str) -> None:
         torch.testing.assert_close(logits(host, alone), mixed[at : at + 1], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+@pytest.mark.parametrize("text", ["copy", "pooled", None])
+def test_beside_logits_for_every_token_those_of_a_text_are_the_same_everywhere(family: str, text: str | None) -> None:
+    """Also those of decoders that pick a token: of their own head, and of a copy of it."""
+    host = classifier(family)
+    inlay.add(host, "tags", inlay.Pfeiffer(size=2), head=inlay.Head(labels=3, pooling="tokens"))
+    inlay.add(host, "copy", inlay.Pfeiffer(size=2), head=inlay.Head(labels=2))
+    inlay.add(host, "pooled", inlay.Pfeiffer(size=2), head=inlay.Head(labels=2, pooling="last"))
+    for name in ("tags", "copy", "pooled"):
+        shake(host, name)
+    inlay.activate(host, inlay.Rows(text, "tags", text))
+    together = logits(host)
+    for number, setup in enumerate((text, "tags", text)):
+        inlay.activate(host, setup)
+        alone = logits(host, row(batch(), number))[0]
+        theirs = together[number, :, : alone.shape[-1]]
+        torch.testing.assert_close(theirs, alone.expand_as(theirs), atol=1e-5, rtol=0)
+
+
 def test_a_host_whose_last_hidden_states_are_narrower() -> None:
     host = classifier("opt-post-ln", word_embed_proj_dim=8)
     inlay.add(host, "a", inlay.Pfeiffer(size=2), head=inlay.Head(labels=4, pooling="mean", layers=2))

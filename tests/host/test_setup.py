@@ -96,6 +96,38 @@ def test_rows_with_heads_of_different_width() -> None:
     assert mixed.softmax(-1)[0, 2:].sum() == 0
 
 
+def test_rows_beside_the_hosts_own_head() -> None:
+    """The logits are as wide as the widest head, the host's own included; so are the labels that it shows."""
+    host = classifier("bert", num_labels=4)
+    inlay.add(host, "a", inlay.Pfeiffer(size=2), head=inlay.Head(labels=("no", "yes")))
+    inlay.add(host, "copy", inlay.Pfeiffer(size=2), head=inlay.Head())
+    for beside in (None, "copy"):
+        inlay.activate(host, inlay.Rows("a", beside, "a"))
+        labels = torch.tensor([0, 3, 1])
+        assert host.config.num_labels == 4
+        expected = torch.nn.functional.cross_entropy(logits(host), labels)
+        torch.testing.assert_close(host(**batch(), labels=labels).loss, expected)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+@pytest.mark.parametrize("pooling", ["mean", "tokens"])
+def test_rows_above_a_head_that_acts_where_they_have_none(family: str, pooling: str) -> None:
+    host = classifier(family)
+    inlay.add(host, "below", inlay.Pfeiffer(size=2), head=inlay.Head(labels=3, pooling=pooling))
+    inlay.add(host, "own", inlay.Pfeiffer(size=2), head=inlay.Head(labels=2))
+    inlay.add(host, "none", inlay.Pfeiffer(size=2))
+    for name in ("below", "own", "none"):
+        shake(host, name)
+    inlay.activate(host, inlay.Stack("below", inlay.Rows("own", "none", None)))
+    together = logits(host)
+    assert host.config.num_labels == 3
+    for number, setup in enumerate((inlay.Stack("below", "own"), inlay.Stack("below", "none"), "below")):
+        inlay.activate(host, setup)
+        alone = logits(host, row(batch(), number))[0]
+        theirs = together[number, ..., : alone.shape[-1]]
+        torch.testing.assert_close(theirs, alone.expand_as(theirs), atol=1e-5, rtol=0)
+
+
 def test_rows_for_beams() -> None:
     """The rows of one part stand next to each other."""
     host = classifier()

@@ -32,18 +32,23 @@ class Labels:
         self.numbers: dict[str, int] | None = getattr(config, "label2id", None)
         self.problem: str | None = getattr(config, "problem_type", None)
 
-    def show(self, heads: Sequence[Head]) -> None:
-        """Those of the heads that are active; of several, if they differ, only how many the widest has."""
-        heads = [head for head in heads if head.names is not None]
+    def show(self, rows: Sequence[Sequence[Head]]) -> None:
+        """Those of the heads that are active; of several, if they differ, only how many the widest has.
+
+        rows: the own heads of all rows together, or of each part of Rows; where there are none, the host's own acts.
+        """
+        heads = [head for row in rows for head in row if head.names is not None]
         if heads and not self.others:
             self._remember()
             vars(self.host)[SAVE] = self.save_pretrained
         elif self.others and not heads:
             self.put_back()
         if heads:
-            alike = len({head.names for head in heads}) == 1
-            widest = max(len(head.names or ()) for head in heads)  # Rows over several tasks: as wide as the widest
-            names = (heads[0].names if alike else None) or tuple(f"LABEL_{i}" for i in range(widest))
+            kinds = {head.names or () for head in heads}
+            if any(not row or any(head.names is None for head in row) for row in rows):
+                kinds.add(tuple((self.names or {}).values()))  # what some rows have is the host's own
+            widest = max(kinds, key=len)  # Rows over several tasks: as wide as the widest
+            names = widest if len(kinds) == 1 else tuple(f"LABEL_{i}" for i in range(len(widest)))
             numbers = {name: i for i, name in enumerate(names)}
             self._say(len(names), dict(enumerate(names)), numbers, heads[0].problem_type)
         self.others = bool(heads)

@@ -330,7 +330,7 @@ class Inlays(nn.Module):
             check_attention(host)
         self.switch(host, plan)
         name_attention(host, self.acting.attends())  # also where the host was told to attend in another way meanwhile
-        self.labels.show(resolver.heads(setup))
+        self.labels.show(resolver.row_heads(setup))
 
     def resolve(self, host: PreTrainedModel, setup: Setup) -> Plan:
         """What a setup does, to be switched to later, as often as one likes; nothing acts yet."""

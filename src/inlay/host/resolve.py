@@ -343,26 +343,39 @@ class Resolver:
         return _branches(setup, lambda part: self._stand_in(part, place, absent), absent)
 
     def heads(self, setup: Setup) -> list[Head]:
-        """The own heads that stand in for the host's; several only under Rows."""
+        """The own heads that stand in for the host's; several only under Rows and Average."""
+        return [head for row in self.row_heads(setup) for head in row]
+
+    def row_heads(self, setup: Setup) -> list[tuple[Head, ...]]:
+        """The same, of all rows together or of each part of Rows; where there are none, the host's own acts."""
         if setup is None:
-            return []
+            return [()]
         if isinstance(setup, str | Fuse):
-            head = self.inlay_named(name_in(setup)).head
-            return [head] if head is not None else []
-        found = [heads for part in setup.parts if (heads := self.heads(part))]
-        if isinstance(setup, Stack):
-            return found[-1] if found else []
-        flat = [head for heads in found for head in heads]
-        if isinstance(setup, Average) and len(flat) > 1:
-            if len(found) < len(setup.parts):
-                raise SetupError(
-                    f"{setup}: some parts have a head of their own and some have not. Give all or one of them a head."
-                )
-            if len({(head.names, head.per_token) for head in flat}) > 1:
-                raise SetupError(
-                    f"{setup}: its parts have heads with different labels, which have no mean. Use Rows, or one head."
-                )
-        return flat
+            return [_some(self.inlay_named(name_in(setup)).head)]
+        parts = [self.row_heads(part) for part in setup.parts]
+        if isinstance(setup, Rows):
+            return [row for part in parts for row in part]
+        if isinstance(setup, Average):
+            _check_mean_head(setup, [[head for row in part for head in row] for part in parts])
+        together = math.lcm(*map(len, parts))
+        by_row = [[part[row * len(part) // together] for part in parts] for row in range(together)]
+        if isinstance(setup, Stack):  # the uppermost
+            return [next((heads for heads in reversed(row) if heads), ()) for row in by_row]
+        return [sum(row, ()) for row in by_row]
+
+
+def _check_mean_head(setup: Average, heads: list[list[Head]]) -> None:
+    """Refuse heads of an Average's parts whose logits have no mean."""
+    found = [own for own in heads if own]
+    flat = [head for own in found for head in own]
+    if len(flat) > 1 and len(found) < len(setup.parts):
+        raise SetupError(
+            f"{setup}: some parts have a head of their own and some have not. Give all or one of them a head."
+        )
+    if len({(head.names, head.per_token) for head in flat}) > 1:
+        raise SetupError(
+            f"{setup}: its parts have heads with different labels, which have no mean. Use Rows, or one head."
+        )
 
 
 def member_part(inlay: Resident, place: Place, anatomy: Anatomy) -> tuple[nn.Module, Reads] | None:
@@ -378,8 +391,8 @@ def layer_of(place: Place) -> str:
     return f"{place.stack}.{place.layer}"
 
 
-def _some(module: nn.Module | None) -> tuple[nn.Module, ...]:
-    return () if module is None else (module,)
+def _some(thing: T | None) -> tuple[T, ...]:
+    return () if thing is None else (thing,)
 
 
 def name_in(setup: str | Fuse) -> str:

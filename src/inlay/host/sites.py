@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -14,6 +15,7 @@ from inlay.anatomy.places import BranchEnd
 from inlay.errors import SetupError
 from inlay.host.plan import Active, Plan, Slot
 from inlay.host.recompute import original_function
+from inlay.host.steps import unpooled_rows
 from inlay.methods.acting import Seen
 
 
@@ -180,8 +182,18 @@ class HeadSite(Site):
             return None
         made = step(output, Seen(args, hidden=self.hidden.value, mask=self.mask.value))
         if plan.per_token and self.picks and output.dim() == 3:  # whichever token is picked, it brings all of them
-            made = made.flatten(1).unsqueeze(1).expand(-1, output.shape[1], -1)  # (B, T, T · labels)
+            return _of_all_tokens(made, unpooled_rows(step, len(made)))
         return made
+
+
+def _of_all_tokens(logits: Tensor, own: list[int]) -> Tensor:
+    """(B, T, labels) to (B, T, T · labels); a row whose logits depend on the picked token brings those alone."""
+    tokens = logits.shape[1]
+    everywhere = logits.flatten(1).unsqueeze(1).expand(-1, tokens, -1)
+    if not own:
+        return everywhere
+    rows = torch.tensor(own, device=logits.device)
+    return everywhere.index_copy(0, rows, logits[rows].repeat(1, 1, tokens))
 
 
 def checkpointed(base: nn.Module) -> list[nn.Module]:

@@ -180,6 +180,17 @@ def _same_shape(results: list[Tensor]) -> list[Tensor]:
     return [F.pad(x, (0, widest - x.shape[-1]), value=torch.finfo(x.dtype).min) for x in results]
 
 
+def unpooled_rows(step: Step, rows: int) -> list[int]:
+    """Which of a batch's rows have a head that gives each token logits from its own hidden state, as a copied one."""
+    if isinstance(step, InTurn):  # what stands in comes first
+        return unpooled_rows(step.steps[0], rows)
+    if not isinstance(step, ByRow):
+        return [] if any(isinstance(leaf, PooledStandIn) for leaf in leaves(step)) else list(range(rows))
+    each = rows // sum(map(len, step.index))
+    parts = [at for part, mine in zip(step.steps, step.index, strict=True) if unpooled_rows(part, 1) for at in mine]
+    return [at * each + row for at in sorted(parts) for row in range(each)]
+
+
 def in_turn(steps: list[Step]) -> Step | None:
     """One step for several; None for none."""
     if not steps:
