@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from inlay.checkpoints.foreign.adapterhub import write as adapterhub
 from inlay.checkpoints.foreign.adapterhub.heads import CONFIG as HEAD
 from inlay.checkpoints.foreign.adapterhub.read import ADAPTER, FUSION
-from inlay.checkpoints.foreign.files import Files, Folder
+from inlay.checkpoints.foreign.files import Files, Folder, Tensors
 from inlay.checkpoints.foreign.peft import write as peft
 from inlay.errors import ConfigError, InlayError, nearest
 from inlay.host.registry import Inlay, Inlays
@@ -31,9 +31,14 @@ class Format(NamedTuple):
 
     write: Callable[[PreTrainedModel, Inlays, Inlay], Files]
     read_back: Callable[[PreTrainedModel, Inlays, Inlay, Folder], Inlay]
+    compared: Callable[[PreTrainedModel, Inlays, Inlay], Tensors]
+    """What of an inlay has to be the same when it is read back."""
 
 
-FORMATS = {"peft": Format(peft.write, peft.read_back), "adapterhub": Format(adapterhub.write, adapterhub.read_back)}
+FORMATS = {
+    "peft": Format(peft.write, peft.read_back, peft.compared),
+    "adapterhub": Format(adapterhub.write, adapterhub.read_back, adapterhub.compared),
+}
 KNOWN_BY = (ADAPTER[0], FUSION[0], HEAD)
 ONLY_IN_TRAINING = {"before_dropout": False, "drop_first": 0, "subset": None}
 """Settings that act only in training and that neither format can store, with the value at which they do nothing."""
@@ -67,18 +72,18 @@ def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Lit
             else:
                 safetensors.torch.save_file(content, temporary / file, metadata={"format": "pt"})
         with torch.random.fork_rng(devices=[]):  # the run's random numbers stay as they are
-            _same(inlay, library.read_back(model, inlays, inlay, Folder(temporary)))
+            again = library.read_back(model, inlays, inlay, Folder(temporary))
+            _same(name, *(library.compared(model, inlays, each) for each in (inlay, again)))
     return Path(os.path.abspath(path))
 
 
-def _same(inlay: Inlay, again: Inlay) -> None:
+def _same(name: str, written: Tensors, theirs: Tensors) -> None:
     """Refuse what was not read back the same, up to rounding: a bias is a value in peft and a difference here.
 
     What was trained in single precision is read back in the host's.
     """
-    theirs = again.tensors()
-    mine = {key: tensor.to(theirs[key].dtype) for key, tensor in inlay.tensors().items() if key in theirs}
+    mine = {key: tensor.to(theirs[key].dtype) for key, tensor in written.items() if key in theirs}
     near = {key: 8 * torch.finfo(tensor.dtype).eps for key, tensor in mine.items()}
     differ = [key for key, atol in near.items() if not torch.allclose(mine[key], theirs[key], rtol=0, atol=atol)]
     if differ:
-        raise ConfigError(f"{inlay.name!r} does not read back the same: {', '.join(sorted(differ))}")
+        raise ConfigError(f"{name!r} does not read back the same: {', '.join(sorted(differ))}")

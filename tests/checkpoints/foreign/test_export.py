@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -57,6 +58,35 @@ def test_a_merged_mixture_needs_no_patterns(tmp_path: Path) -> None:
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (8, 64, ["c_attn"])
     assert not config["rank_pattern"]
     assert not config["alpha_pattern"]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "modernbert"])
+def test_a_fused_module_and_a_part_of_it_become_one_lora(family: str, tmp_path: Path) -> None:
+    """Both at once: the module's LoRA has the rank of both, so that it is another than the one of the same place."""
+    host, inputs = host_and_inputs(family)
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=("qkv", "q")))
+    shake(host, "a")
+    inlay.export(host, "a", tmp_path / "a", "peft")
+    inlay.load(host, tmp_path / "a", name="b")
+    found = []
+    for name in ("a", "b"):
+        inlay.activate(host, name)
+        with torch.no_grad():
+            found.append(host(**inputs).logits)
+    torch.testing.assert_close(*found, atol=1e-5, rtol=0)
+
+
+def test_what_does_not_read_back_the_same_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the parts of a fused module become one LoRA, whose tensors have other names than theirs."""
+    host, _ = host_and_inputs("gpt2")
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=("q", "v")))
+    shake(host, "a")
+    save_file = safetensors.torch.save_file
+    louder = lambda tensors, *rest, **more: save_file({key: 2 * t for key, t in tensors.items()}, *rest, **more)
+    monkeypatch.setattr(safetensors.torch, "save_file", louder)
+    with pytest.raises(inlay.ConfigError, match="does not read back the same"):
+        inlay.export(host, "a", tmp_path / "a", "peft")
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(("format", "method"), [("peft", inlay.LoRA(rank=2)), ("adapterhub", inlay.Pfeiffer(size=2))])

@@ -50,6 +50,11 @@ def read_back(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, folder: Folde
     return Source(host, inlays, folder).read(inlay.name)
 
 
+def compared(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> Tensors:
+    """What has to be the same when it is read back: every tensor."""
+    return inlay.tensors()
+
+
 def _adapter_files(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, common: JsonObject) -> Files:
     configs = [_as_json(part) for part in options_of(inlay, inlays.anatomy)]
     config = configs[0] if len(configs) == 1 else {"architecture": "union", "configs": configs}

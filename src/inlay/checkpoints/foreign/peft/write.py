@@ -48,6 +48,17 @@ def read_back(host: PreTrainedModel, inlays: Inlays, inlay: Inlay, folder: Folde
     return read(host, inlays.anatomy, folder, inlay.name, False)
 
 
+def compared(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> Tensors:
+    """What has to be the same when it is read back. The LoRAs of one module, q and qkv, are one afterwards."""
+    if not isinstance(inlay.method, LoRA):
+        return inlay.tensors()
+    places = places_of(inlay, inlays.anatomy)
+    changed = tuple(f"{place.id}." for place in places if place.projection is not None)
+    rest = {key: tensor for key, tensor in inlay.tensors().items() if not key.startswith(changed)}
+    pairs = lora_pairs(inlay, inlays.anatomy, host)
+    return rest | {key: tensor for path, pair in pairs.items() for key, tensor in pair.tensors(path).items()}
+
+
 def _lora(inlay: Inlay) -> LoRA:
     """The inlay's method, if peft has all that the inlay has."""
     method = inlay.method
