@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import pickle
 import random
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -31,6 +33,19 @@ def saved(tmp_path: Path) -> Path:
     inlay.add(host, "rte", inlay.Houlsby(size=4), head=inlay.Head(labels=["yes", "no", "unclear"]), norms=True)
     shake(host, "rte")
     return inlay.save(host, "rte", tmp_path / "rte", task="rte", metrics={"accuracy": 0.71})
+
+
+def test_metrics_may_be_single_numbers_of_torch_and_numpy(tmp_path: Path) -> None:
+    host = classifier()
+    inlay.add(host, "a", inlay.Pfeiffer(size=2))
+    half = {"torch": torch.tensor(0.5), "numpy": np.float32(0.5), "python": 0.5, "none": torch.tensor(math.nan)}
+    inlay.save(host, "a", tmp_path / "a", metrics=half)
+    manifest = json.loads((tmp_path / "a" / "inlay.json").read_text())
+    assert manifest["metrics"] == {"torch": 0.5, "numpy": 0.5, "python": 0.5, "none": None}
+    for noted in ({"metrics": {"each": torch.ones(2)}}, {"task": tmp_path}):
+        with pytest.raises(inlay.CheckpointError, match="are noted as JSON"):
+            inlay.save(host, "a", tmp_path / "b", **noted)
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -62,6 +62,35 @@ def test_an_offloaded_host_has_the_same_answers(family: str, name: str, tmp_path
     torch.testing.assert_close(logits(hosts[1]), logits(hosts[0]), atol=0, rtol=0)
 
 
+def test_a_copied_head_is_compared_with_an_offloaded_hosts(tmp_path: Path) -> None:
+    host = offloaded(classifier())
+    inlay.add(host, "a", inlay.LoRA(rank=2), head=inlay.Head())
+    inlay.export(host, "a", tmp_path / "a", "peft")
+    other = classifier()
+    inlay.load(other, tmp_path / "a")
+    for each in (host, other):
+        inlay.activate(each, "a")
+    assert torch.equal(logits(other), logits(host))
+
+
+def test_inlays_that_were_offloaded_with_their_host_are_not_read(tmp_path: Path) -> None:
+    """A mean of them had computed what the first of them does."""
+    host = classifier()
+    for name in "ab":
+        inlay.add(host, name, inlay.Pfeiffer(size=2))
+        shake(host, name, ord(name))
+    inlay.activate(host, "a")
+    before = logits(host)
+    offloaded(host)
+    assert torch.equal(logits(host), before)
+    with pytest.raises(inlay.SetupError, match="'a' cannot be read"):
+        inlay.average(host, ["a", "b"], name="mean")
+    with pytest.raises(inlay.SetupError, match="'a' cannot be read"):
+        inlay.save(host, "a", tmp_path / "a")
+    assert "mean" not in host.inlays
+    assert not (tmp_path / "a").exists()
+
+
 def test_what_needs_the_weights_of_an_offloaded_host_is_refused() -> None:
     host = offloaded(classifier())
     with pytest.raises(inlay.SetupError, match="said changes the host's weights, and those of this host are elsewhere"):

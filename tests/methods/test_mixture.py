@@ -541,6 +541,19 @@ def test_average_of_plain_inlays() -> None:
     assert "bad" not in host.inlays
 
 
+def test_an_average_in_half_precision_is_rounded_once() -> None:
+    host = classifier().to(torch.bfloat16)
+    names = [f"m{n}" for n in range(7)]
+    for seed, name in enumerate(names):
+        inlay.add(host, name, inlay.Pfeiffer(size=4))
+        shake(host, name, seed)
+    inlay.average(host, names, name="soup")
+    for key, tensor in host.inlays["soup"].tensors().items():
+        exact = torch.stack([host.inlays[name].tensors()[key].double() for name in names]).mean(0)
+        off = (tensor.double() - exact).abs()
+        assert (off <= exact.abs() * torch.finfo(torch.bfloat16).eps / 2 * 1.001).all()
+
+
 def test_bad_input() -> None:
     host = mixed_host()
     inlay.add(host, "plain", inlay.Pfeiffer(size=2))

@@ -44,6 +44,7 @@ from inlay.checkpoints.fitting import (
 from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest, manifest_in
 from inlay.errors import CheckpointError, InlayError
 from inlay.host.heads import CHOICE, Head
+from inlay.host.offload import check_here
 from inlay.host.registry import Inlay
 from inlay.host.verbs import bare, free_name, inlays_of, registering
 from inlay.methods.base import method_from
@@ -65,6 +66,7 @@ def save(
     model, inlays = bare(host), inlays_of(host)
     inlay = inlays[name]
     for each in (name, *inlay.method.needs):
+        check_here(each, inlays[each])
         check_whole(inlays[each], model, inlays.anatomy)
     manifest = {
         "format": FORMAT,
@@ -75,12 +77,16 @@ def save(
         "head": None if inlay.head is None else inlay.head.described(),
         "norms": inlay.norms,
         "task": task,
-        "metrics": finite(metrics or {}),
+        "metrics": finite({key: _as_number(value) for key, value in (metrics or {}).items()}),
         "versions": {package: importlib.metadata.version(package) for package in ("inlay", "torch", "transformers")},
         "members": {member: identity(inlays[member]) for member in inlay.method.needs},
     }
     if data is not None:
         manifest["data"] = data
+    try:
+        digest_of(manifest)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{name!r} is not saved: task, metrics and data are noted as JSON. {error}") from None
     tensors = _apart({key: tensor.detach().cpu().contiguous() for key, tensor in gathered(inlay.tensors()).items()})
     if broken := not_finite(tensors):
         raise CheckpointError(
@@ -95,6 +101,11 @@ def save(
     finally:
         torch.distributed.barrier()  # all processes have gathered, and go on when the folder is there
     return Path(os.path.abspath(path))
+
+
+def _as_number(value: Any) -> Any:
+    """A single number of torch or numpy, as metrics often are, as Python's."""
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from inlay.errors import ConfigError, SetupError
+from inlay.host.offload import check_here
 from inlay.host.registry import Inlay
 from inlay.host.verbs import bare, free_name, inlays_of
 
@@ -23,6 +24,7 @@ def average(host: nn.Module, names: Sequence[str], *, name: str, weights: Sequen
     shares = _shares(chosen, weights)
     first = chosen[0]
     for other in chosen:
+        check_here(other.name, other)
         if reason := other.method.why_not_plain(other.name):
             raise SetupError(f"only plain inlays have a mean: {reason}")
         if other.method != first.method or other.head != first.head or other.norms != first.norms:
@@ -34,7 +36,8 @@ def average(host: nn.Module, names: Sequence[str], *, name: str, weights: Sequen
     tensors = [inlay.tensors() for inlay in chosen]
     with torch.no_grad():
         for key, tensor in mean.tensors().items():
-            parts = [share * own[key] for share, own in zip(shares, tensors, strict=True)]
+            exact = torch.promote_types(tensor.dtype, torch.float32)  # rounded once, at the end
+            parts = [share * own[key].to(tensor.device, exact) for share, own in zip(shares, tensors, strict=True)]
             tensor.copy_(torch.stack(parts).sum(0))
     inlays.admit(model, mean)
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from inlay.errors import SetupError
+
 HOOK = "_hf_hook"
 MOVING = (HOOK, "_old_forward", "forward")
 """What accelerate puts into a module that it moves."""
@@ -31,6 +33,15 @@ def offloaded(host: nn.Module) -> bool:
 
 def _is_away(module: nn.Module) -> bool:
     return bool(getattr(getattr(module, HOOK, None), "offload", False))
+
+
+def check_here(name: str, inlay: nn.Module) -> None:
+    """Refuse to read an inlay that was offloaded with its host: there are no numbers to read."""
+    if any(parameter.is_meta for parameter in inlay.parameters()):
+        raise SetupError(
+            f"{name!r} cannot be read: its weights are elsewhere until the host runs, which was offloaded with it. "
+            f"Do this before the host is offloaded, or offload the host before inlays come."
+        )
 
 
 @contextmanager

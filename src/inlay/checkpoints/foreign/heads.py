@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from inlay.anatomy.modules import last_linear
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
+from inlay.host.offload import present
 from inlay.host.registry import Inlay, key_of
 
 
@@ -25,5 +26,7 @@ def is_tied(host: PreTrainedModel) -> bool:
 
 def is_host_copy(inlay: Inlay, host: PreTrainedModel, place: Place) -> bool:
     """Whether an inlay's own copy of a head's module still has the host's values."""
-    mine, theirs = inlay.parts[key_of(place.id)].state_dict(), host.get_submodule(place.module).state_dict()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[key].cpu(), theirs[key].cpu()) for key in mine)
+    mine, module = inlay.parts[key_of(place.id)].state_dict(), host.get_submodule(place.module)
+    with present(module):
+        theirs = module.state_dict()
+        return mine.keys() == theirs.keys() and all(torch.equal(mine[key].cpu(), theirs[key].cpu()) for key in mine)
