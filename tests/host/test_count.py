@@ -53,6 +53,11 @@ def test_a_class_for_a_host_is_refused() -> None:
         inlay.count(host, inlay.BitFit(), model=hf.AutoModel)
 
 
+def test_a_class_for_a_method_is_refused() -> None:
+    with pytest.raises(inlay.ConfigError, match="a method is an object"):
+        inlay.count(hf.BertConfig(), inlay.Pfeiffer)  # type: ignore[arg-type]
+
+
 def test_a_mixture_owns_the_norms_that_its_method_owns() -> None:
     plain = inlay.count(hf.BertConfig(), inlay.Compacter())
     mixed = inlay.count(hf.BertConfig(), inlay.Mixture(inlay.Compacter()))

@@ -671,6 +671,27 @@ def test_the_output_layer_of_an_encoder_decoder_sees_what_is_written() -> None:
     assert found.tokens_seen["encoder.0.q"] == int(batch()["attention_mask"].sum()) == 18
 
 
+def test_padding_of_what_is_written_may_be_told_by_its_mask() -> None:
+    """Labels may be filled up with another number than the loss leaves out."""
+    host = fused_writer("q")
+    labels = torch.randint(3, 50, (3, 7))
+    labels[0, 2:] = 0
+    found = inlay.fusion_activations(host, "f", [batch() | {"labels": labels, "decoder_attention_mask": labels.sign()}])
+    assert found.tokens_seen["decoder.0.q"] == 16
+    assert found.tokens_seen["encoder.0.q"] == 18
+
+
+@pytest.mark.parametrize("labels", [torch.ones(3, 2), torch.tensor([0, 2, 7]), torch.tensor([0, -100, 1])])
+def test_activations_do_not_depend_on_labels(labels: torch.Tensor) -> None:
+    """Several labels per text are no text that is written, and those of another task have no loss here."""
+    host = fused_host("bart")
+    bare = inlay.fusion_activations(host, "f", [batch()])
+    found = inlay.fusion_activations(host, "f", [batch() | {"labels": labels}])
+    assert found.tokens_seen == bare.tokens_seen
+    assert all(torch.equal(found.mean[site], bare.mean[site]) for site in bare.mean)
+    assert -100 not in found.by_label
+
+
 def test_activations_count_real_tokens_only() -> None:
     host = fused_host()
     whole = inlay.fusion_activations(host, "f", [batch()], per_token=True)
@@ -713,6 +734,8 @@ def test_activations_per_label_and_over_batches() -> None:
         inlay.fusion_activations(host, "m0", batches)
     with pytest.raises(inlay.SetupError, match="at least one batch"):
         inlay.fusion_activations(host, "f", [])
+    with pytest.raises(inlay.ConfigError, match="batches is a list"):
+        inlay.fusion_activations(host, "f", batch())
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
@@ -740,6 +763,8 @@ def test_prune(per_layer: bool, tmp_path: Path) -> None:
     assert torch.equal(logits(other), pruned)
     inlay.train(other, "small")
     other(**batch(), labels=torch.tensor([0, 1, 1])).loss.backward()
+    with pytest.raises(inlay.ConfigError, match="keep is 1.5"):
+        inlay.prune(host, "f", seen, name="half", keep=1.5)  # type: ignore[arg-type]
     inlay.prune(host, "f", seen, name="above", threshold=0.25, per_layer=per_layer)
     for site in host.inlays["above"].method.sites:
         left = host.inlays["above"].method.at(site)
@@ -786,6 +811,18 @@ def test_collapse_by_hand(value: bool) -> None:
         layer = host.inlays["f"].part(place)
         wanted = mixed if layer.value is None else mixed @ layer.value.weight.T
         torch.testing.assert_close(host.inlays["plain"].part(place)(x), wanted, atol=1e-12, rtol=1e-10)
+
+
+def test_collapse_tells_an_accuracy_only_where_there_is_one() -> None:
+    host = fused_host(methods=[inlay.Pfeiffer(size=2)] * 2)
+    inlay.activate(host, "f")
+    right = logits(host).argmax(-1)
+    right[2] = -100  # not labelled
+    assert inlay.collapse(host, "f", [batch() | {"labels": right}], name="plain").accuracy_fused == 1
+    inlay.add_fusion(host, "score", ["m0", "m1"], head=inlay.Head(labels=1))
+    for labels in (torch.tensor([0, 3, 5]), torch.tensor([2])):  # numbers; the right one of three choices
+        report = inlay.collapse(host, "score", [batch() | {"labels": labels}], name=f"plain-{len(labels)}")
+        assert report.accuracy_fused is report.accuracy_collapsed is None
 
 
 def test_collapse_of_unlike_members_is_refused() -> None:
@@ -853,6 +890,32 @@ def test_bad_fusions() -> None:
     with pytest.raises(inlay.SetupError, match="'m1' is a member of the fusion 'f'"):
         inlay.remove(host, "m1")
     assert "g" not in host.inlays
+
+
+def test_a_fusion_with_a_head_of_its_own_does_not_act_in_the_hosts() -> None:
+    """The host's head does not act beside it, so that a layer of the fusion there could learn nothing."""
+    host = classifier("roberta")
+    for name in "ab":
+        inlay.add(host, name, inlay.LoRA(rank=2, targets=("q", "linear.classifier.dense")))
+    with pytest.raises(inlay.SetupError, match=r"linear.classifier.dense would change the host's head"):
+        inlay.add_fusion(host, "f", ["a", "b"], head=inlay.Head(labels=3))
+    assert "f" not in host.inlays
+    inlay.add_fusion(host, "f", ["a", "b"], head=inlay.Head(labels=3), sites=["q"])
+    inlay.add_fusion(host, "headless", ["a", "b"])
+    assert "linear.classifier.dense" in host.inlays["headless"].method.sites
+
+
+def test_one_place_or_layer_may_stand_alone() -> None:
+    host = classifier("bert")
+    for name in "ab":
+        inlay.add(host, name, inlay.Houlsby(size=2))
+    inlay.add_fusion(host, "f", ["a", "b"], sites="ffn")
+    inlay.add_fusion(host, "g", ["a", "b"], leave_out=1)
+    assert host.inlays["f"].method.sites == ("encoder.0.ffn", "encoder.1.ffn")
+    assert host.inlays["g"].method.sites == ("encoder.0.attention", "encoder.0.ffn")
+    inlay.leave_out(host, "a", 1)
+    inlay.leave_out(host, "b", "encoder.1")
+    assert host.inlays["a"].place_ids() == host.inlays["b"].place_ids() == ["encoder.0.attention", "encoder.0.ffn"]
 
 
 def test_own_norms_of_members_are_not_lost_in_silence() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from inlay.errors import SetupError
+from inlay.errors import ConfigError, SetupError
 from inlay.host.plan import Plan
 from inlay.host.steps import leaves
 from inlay.host.verbs import activated, bare, evaluating, inlays_of
@@ -53,6 +53,8 @@ def fusion_activations(
     found = FusionActivations(fusion, method.members, {}, counts)
     with evaluating(model), activated(model, fusion), torch.no_grad():
         for batch in batches:
+            if not isinstance(batch, Mapping):
+                raise ConfigError(f"batches is a list, such as [batch], got {str(batch)[:80]!r} in it")
             recorded = _recorded(model, method, batch)
             for site, weights in recorded.items():
                 mask = real_tokens(model, batch, weights, site).bool()
@@ -81,11 +83,12 @@ def fused_steps(plan: Plan) -> dict[str, Fused]:
     return {step.place.id: step for step in steps if isinstance(step, Fused)}
 
 
-def _recorded(model: nn.Module, method: Fusion, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+def _recorded(model: PreTrainedModel, method: Fusion, batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """One batch through the host: place to (B, T, N) in the order of the members, in float64."""
     steps = fused_steps(inlays_of(model).acting.plan)
+    inputs = {key: value for key, value in batch.items() if key != "labels" or _writes(model, value)}
     with recording(steps.values()):
-        model(**batch)
+        model(**inputs)
         return {site: steps[site].recorded(method.members, _rows(batch)).double() for site in method.sites}
 
 
@@ -99,18 +102,25 @@ def real_tokens(model: PreTrainedModel, batch: Mapping[str, Any], weights: Tenso
     mask = batch.get("attention_mask")
     read = site.removeprefix("linear.").startswith("encoder") or site.endswith((".cross_k", ".cross_v"))
     if model.config.is_encoder_decoder and not read:
-        labels = batch.get("labels")
-        if "decoder_input_ids" in batch:
-            mask = batch.get("decoder_attention_mask")
-        elif isinstance(labels, Tensor) and labels.dim() == 2:
-            mask = labels != -100
+        written = batch.get("decoder_attention_mask")
+        if written is not None or "decoder_input_ids" in batch:
+            mask = written
+        elif _writes(model, batch.get("labels")):
+            mask = batch["labels"] != -100
     if mask is not None and mask.numel() == shape.numel():
         return mask.reshape(shape).cpu()
     return torch.ones(shape)
+
+
+def _writes(model: PreTrainedModel, labels: Any) -> bool:
+    """Whether labels are a text, of which an encoder-decoder that writes words makes its decoder's inputs."""
+    writer = model.config.is_encoder_decoder and model.get_output_embeddings() is not None
+    return bool(writer) and isinstance(labels, Tensor) and labels.dim() == 2
 
 
 def _rows_by_label(batch: Mapping[str, Any], rows: int) -> dict[int, Tensor]:
     labels = batch.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point() or len(labels) != rows:
         return {}
-    return {int(label): (labels == label).nonzero().flatten().cpu() for label in labels.unique()}
+    known = labels[labels != -100].unique()  # -100 is no label, as in a loss
+    return {int(label): (labels == label).nonzero().flatten().cpu() for label in known}

@@ -98,6 +98,8 @@ def labelled_accuracy(host: nn.Module, setup: str, batches: Iterable[Mapping[str
             labels = batch.get("labels")
             if isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point():
                 logits = model(**{k: v for k, v in batch.items() if k != "labels"}).logits
+                if logits.dim() != 2 or len(logits) != len(labels) or logits.shape[-1] == 1:  # nothing to choose from
+                    continue
                 right += int((logits.argmax(-1) == labels).sum())
-                seen += len(labels)
+                seen += int((labels != -100).sum())  # which is no label, as in a loss
     return right / seen if seen else None

@@ -24,7 +24,7 @@ def add_fusion(
     host: nn.Module, name: str, members: Sequence[str], *,
     query: Literal["normed", "output"] = "normed", value: bool = True, temperature: float = 1.0, dropout: float = 0.0,
     strength: float = 0.01, subset: int | None = None, sites: Sequence[str] | None = None,
-    leave_out: Sequence[Layer] = (), target: str | None = None, head: Head | None = None, norms: bool = False,
+    leave_out: Layer | Sequence[Layer] = (), target: str | None = None, head: Head | None = None, norms: bool = False,
 ) -> None:  # fmt: skip
     """Learn to mix what several inlays learned. Members stay as they are; several fusions may share them.
 
@@ -34,11 +34,15 @@ def add_fusion(
     target:    the member whose head the fusion starts with; by default the last one, if it has a head of its own.
     head:      a fresh head instead.
     norms:     whether the fusion owns a copy of the host's norms, or of the target's where it owns them.
+
+    A fusion with a head of its own cannot act inside the host's, where members may: name its sites then.
     """
     model, inlays = bare(host), inlays_of(host)
     free_name(model, name)
     members = _checked_members(inlays, members)
-    places = _checked_sites(inlays, members, sites, tuple(leave_out), subset)
+    sites = (sites,) if isinstance(sites, str) else sites
+    leave_out = (leave_out,) if isinstance(leave_out, int | str) else tuple(leave_out)
+    places = _checked_sites(inlays, members, sites, leave_out, subset)
     method = Fusion(
         members=members, sites=places, query=query, value=value,
         temperature=temperature, dropout=dropout, strength=strength, subset=subset,
@@ -52,6 +56,7 @@ def add_fusion(
             stacklevel=2,
         )
     inlay = Inlay(name, method, head or start.head, norms).fill(model, inlays.anatomy)
+    inlay.check_head(inlays.anatomy)
     inlay.start_like(start, inlays.anatomy.of_kind("norm", *(["head"] if head is None else [])))
     inlays.admit(model, inlay)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 
 from torch import nn
 
@@ -47,7 +48,7 @@ def _check(
 ) -> None:
     if (keep is None) == (threshold is None):
         raise ConfigError("prune by one of keep=<members> and threshold=<mean weight>")
-    if keep is not None and not 1 <= keep <= len(method.members):
+    if keep is not None and not (isinstance(keep, Integral) and 1 <= keep <= len(method.members)):
         raise ConfigError(f"keep is {keep}, but {fusion!r} has {len(method.members)} members; keep at least 1 of them")
     if threshold is not None and not 0 <= threshold <= 1:
         raise ConfigError(f"a threshold is a mean weight from 0 to 1, got {threshold}")

@@ -79,6 +79,8 @@ def count(
     """
     if model is not None and not isinstance(host, PreTrainedConfig):
         raise ConfigError("model says what class a config stands for; a host has its class already. Leave it out.")
+    if not isinstance(method, Method):
+        raise ConfigError(f"a method is an object such as inlay.Pfeiffer(reduction=16), got {method!r}")
     counted = _without_weights(host, head, model) if isinstance(host, PreTrainedConfig) else bare(host)
     known: Inlays | None = getattr(counted, ATTRIBUTE, None)
     anatomy = known.anatomy if known is not None else Anatomy(counted)

@@ -188,18 +188,19 @@ def remove(host: nn.Module, name: str) -> None:
     inlays.activate(bare(host), inlays.active)
 
 
-def leave_out(host: nn.Module, name: str, layers: Sequence[int | str]) -> None:
+def leave_out(host: nn.Module, name: str, layers: int | str | Sequence[int | str]) -> None:
     """Take an inlay's modules out of some layers for good (AdapterDrop): 3 is layer 3 of every stack, 'decoder.3' one.
 
     It costs nothing there any more. An inlay trained with `drop_first` is prepared for it.
     """
     model, inlays = bare(host), inlays_of(host)
     inlay = inlays[name]
+    layers = (layers,) if isinstance(layers, int | str) else tuple(layers)
     if not hasattr(inlay.method, "leave_out"):
         raise SetupError(f"{name!r} ({inlay.method.kind}) has no layers that could be left out.")
     if inlays.folded is not None and inlays.folded.name == name:
         inlays.folded.refuse()
-    inlays.anatomy.check_layers(tuple(layers))
+    inlays.anatomy.check_layers(layers)
     method = inlay.method.model_copy(update={"leave_out": (*inlay.method.leave_out, *layers)})
     stays = {place.id for place in method.places(inlays.anatomy)}  # what `load` will look for in a saved inlay
     changing = {i for i in inlay.place_ids() if inlays.anatomy.places[i].changes}
