@@ -257,6 +257,18 @@ def test_imdb_is_validated_on_held_out_rows_and_judged_on_its_test_rows(tmp_path
     assert again.validation == found.validation, "which rows are held out depends on nothing"
 
 
+def test_without_validation_the_validation_rows_judge_only_where_no_test_rows_do(tmp_path):
+    rows = [{"text": f"t{i}", "label": ("neg", "pos")[i % 2]} for i in range(20)]
+    for split in ("train", "validation", "test"):
+        write(tmp_path / "imdb" / f"{split}.jsonl", [row | {"text": f"{split} {row['text']}"} for row in rows])
+    said = Data(task="imdb", data_dir=tmp_path, validation=False)
+    for judged in ("test", "validation"):
+        found = prepare(said)
+        assert [len(found.train), len(found.validation), len(found.test)] == [20, 0, 20]
+        assert all(example.texts[0][0].startswith(judged) for example in found.test)
+        (tmp_path / "imdb" / f"{judged}.jsonl").unlink()  # then the other one judges
+
+
 @pytest.mark.parametrize("name", ["hellaswag", "cosmosqa"])
 @pytest.mark.parametrize(("there", "held_out"), [(30, 6), (6000, 1000), (3, 1)])
 def test_a_set_without_training_rows_is_split_by_the_stated_rule(tmp_path, name, there, held_out):

@@ -9,6 +9,7 @@ import yaml
 
 from inlay import InlayError
 from inlay.cli import main
+from inlay.recipes import read_recipe
 from inlay.studies import worker
 from inlay.studies.cells import StudyFolder
 from inlay.studies.file import read_study, study_from, study_names
@@ -77,6 +78,17 @@ def test_the_studies_that_ship_have_no_mistakes(name):
     assert study.about
     assert study.name == name
     assert all(slots_of(study, way) for way in study.ways)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_the_studies_that_ship_say_what_they_do(name):
+    """A study's default for splits stands above its recipe's, which then has no effect; `search` needs a choice."""
+    study = read_study(name)
+    recipe = study.settings.get("recipe")
+    if recipe is not None and "splits" in read_recipe(recipe)["settings"]:
+        assert "splits" in study.settings
+    if "search" in study.model_fields_set:
+        assert any(len(drafts(study, slot)) > 1 for way in study.ways for slot in slots_of(study, way))
 
 
 def test_every_mistake_is_told_at_once(mistake):

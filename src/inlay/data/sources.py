@@ -76,7 +76,8 @@ class Data(Config):
     rows_seed: int = Field(default=42, ge=0)
     """The seed of that draw; which rows are held out never depends on it."""
     validation: bool = True
-    """Whether validation rows choose the best state; without them it is the last one, and they are test rows."""
+    """Whether validation rows choose the best state; without them it is the last one, and they judge where no test rows
+    do."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:
