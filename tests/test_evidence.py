@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -180,3 +181,12 @@ def test_what_a_search_tried_has_the_scores_of_what_it_chose(tool):
         if chosen == "1":
             assert float(validation) == best
             assert judged == f"{float(table[way]['score']):.1f}"
+
+
+def test_a_search_that_has_candidates_left_to_run_is_left_out(tool, tmp_path):
+    folder = shutil.copytree(ROOT / "evidence" / "adamix-steps-small", tmp_path / "adamix-steps-small")
+    whole = view_of(folder)
+    searched = next(cells for slot, cells in whole.cells.items() if slot.way == "pfeiffer" and slot.task == "sst2")
+    (folder / "records" / f"{searched[-1].name}.json").unlink()
+    runs = {line.split()[0]: line.split()[2] for line in tool.tried(str(folder)).splitlines()[1:]}
+    assert runs == {"pfeiffer": "1", "adamix": "2"}

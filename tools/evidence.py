@@ -203,7 +203,7 @@ def tried(folder: str, task: str = "") -> str:
     view = view_of(Path(folder))
     found: dict[tuple[str, str], list[tuple[float, float, bool]]] = defaultdict(list)
     for slot, cells in view.cells.items():
-        if len(cells) > 1 and slot.task in (task or slot.task, "(joint)"):
+        if len(cells) > 1 and slot in view.filled and slot.task in (task or slot.task, "(joint)"):
             for cell in cells:
                 point = ", ".join(f"{name}={value}" for name, value in cell.draft.point.items())
                 result = view.results[cell.name]
