@@ -26,7 +26,7 @@ import tqdm
 import inlay.runs.train
 import inlay.studies.efficiency
 import inlay.training.evaluate  # noqa: F401
-from inlay.studies.cells import StudyFolder
+from inlay.studies.cells import LOG, RESULT, StudyFolder
 from inlay.studies.engines import processes
 from inlay.studies.formats import as_csv
 from inlay.studies.plan import Plan, View, view_of
@@ -116,15 +116,15 @@ def scores_of(out: Path) -> list[list[str]]:
 
 
 def runs_of_finished(out: Path) -> tuple[int, int]:
-    """How many cells were finished, and how many were begun again after that."""
-    finished: set[str] = set()
-    again = 0
-    for line in (out / "log.jsonl").read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
-        again += event["event"] == "begin" and event["cell"] in finished
-        if event["event"] == "finished":
-            finished.add(event["cell"])
-    return len(finished), again
+    """How many cells are finished, and how many were begun again after that.
+
+    A cell is finished when its result is there; a kill may come before the log says so.
+    """
+    finished = {file.parent.name: file.stat().st_mtime for file in out.glob(f"cells/*/{RESULT}")}
+    events = [json.loads(line) for line in (out / LOG).read_text(encoding="utf-8").splitlines()]
+    begun = [(event["cell"], event["time"]) for event in events if event["event"] == "begin"]
+    rounded = 0.001  # seconds, in the log
+    return len(finished), sum(cell in finished and at > finished[cell] + rounded for cell, at in begun)
 
 
 def campaign(folder: Path, kills: int, seed: int) -> dict[str, Any]:
