@@ -18,22 +18,22 @@ from inlay.storage.plain_text import printable
 
 VERBS = {
     "train": "Train one inlay, a head, or the whole host; or several tasks together.",
-    "finish": "Take an interrupted run's best state so far as its result.",
+    "finish": "Make an interrupted run's best state so far its result.",
     "fuse": "Learn to combine trained inlays for a target task.",
-    "eval": "Measure a run or an inlay on a split or a file.",
-    "predict": "Label texts given as arguments, in a file or on stdin.",
+    "eval": "Evaluate a run or an inlay on a split or a file.",
+    "predict": "Predict for texts given as arguments, in a file or on stdin.",
     "serve": "Serve runs, inlays and fusions of one host over HTTP.",
-    "inspect": "Show what a run or an inlay is.",
+    "inspect": "Describe a run or an inlay.",
     "prune": "Remove the members that a fusion does not listen to.",
     "collapse": "Turn a fusion into one plain inlay with its mean weights.",
     "merge": "Turn a mixture into a plain inlay.",
     "export": "Write an inlay in the format of peft or adapters.",
     "import": "Read a checkpoint of adapters or peft.",
-    "params": "Count the parameters that a method would train on a host.",
+    "params": "Count the parameters that each method would train on a host.",
     "ls": "List methods, tasks, recipes, families or runs.",
     "validate": "Check a config and its rows, and estimate the cost of training.",
-    "study": "Run a grid of trainings, and make its tables and figures.",
-    "demo": "Train, fuse and compare on real data, in minutes.",
+    "study": "Run a grid of trainings and make its tables and figures.",
+    "demo": "Train, fuse and compare on real data, within minutes.",
 }
 """Verb → one line; the command is `command` in the module of that name here."""
 

@@ -9,7 +9,7 @@ import click
 from inlay.cli.flags import any_host_flag, host_flag, json_flag, overwrite_flag, path_argument, threads_flag, trust_flag
 from inlay.cli.output import columns, tell
 
-HELP = """Turn a fusion into one plain inlay: its members side by side, with the mean weights on the validation rows.
+HELP = """Turn a fusion into one plain inlay: its members side by side, with their mean weights on the validation rows.
 
 \b
 Example:

@@ -14,14 +14,15 @@ from inlay.errors import InlayError
 
 HELP = """Train, fuse and compare on real data: minutes on a laptop, without a GPU or an account.
 
-An inlay is trained for each source task. Then, for two targets with few labelled rows, logistic regression on
-embeddings, full fine-tuning, a single inlay, AdaMix, Compacter and a fusion over all inlays are compared on the same
-held-out rows, over several seeds, each with the better of two rates by validation rows; with --setfit that library as
-well. It is a study: what it writes, `inlay study show`, `table` and `figure` read. With --data-dir the targets are RTE
-and CB, without AdaMix and Compacter, with one rate each.
+An inlay is trained for each source task. Then, for two targets with few labelled rows, six methods are compared on the
+same held-out rows, over several seeds: logistic regression on embeddings, full fine-tuning, a single inlay, AdaMix,
+Compacter, and a fusion of all inlays; with --setfit, SetFit too. Each takes the better of two learning rates by its
+validation rows. The demo is a study: `inlay study show`, `table` and `figure` read what it writes. With --data-dir the
+targets are RTE and CB, with one rate each and without AdaMix and Compacter.
 
-With --text a small decoder learns to put facts into words (E2E) from a few hundred rows, with LoRA and with an AdaMix
-of LoRA, and prints its texts beside references. It needs the extra nlg; its rows come from --data-dir, or from the hub.
+With --text, a small decoder learns to put facts into words (E2E) from a few hundred rows, with LoRA and with an AdaMix
+of LoRA, and the demo prints its texts beside the references. This needs the extra nlg; the rows come from --data-dir,
+or from the hub.
 
 \b
 Examples:
@@ -82,10 +83,10 @@ command = click.Command(
             help="A folder with the rows of MNLI, QQP, SICK and MRPC (sources) and of RTE and CB (targets); with "
             "--text e2e_nlg/{train,validation,test}.jsonl.",
         ),
-        click.Option(["--text"], is_flag=True, help="A decoder learns to write, instead."),
+        click.Option(["--text"], is_flag=True, help="Train a decoder to write texts instead."),
         click.Option(["--rows"], type=click.IntRange(min=16), help="With --text: pairs to learn from. [300]"),
         click.Option(["--seeds"], type=click.IntRange(min=1), help="How many seeds to run. [3]"),
-        click.Option(["--setfit"], is_flag=True, help="SetFit stands in the table too; needs the extra setfit."),
+        click.Option(["--setfit"], is_flag=True, help="Add SetFit to the table; needs the extra setfit."),
         click.Option(
             ["--processes"],
             type=click.IntRange(min=1),

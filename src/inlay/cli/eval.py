@@ -23,13 +23,13 @@ from inlay.cli.flags import (
 from inlay.cli.output import columns, tell
 from inlay.training.recipe import Generation
 
-HELP = """Measure a run or an inlay on a split of its task, or on a file.
+HELP = """Evaluate a run or an inlay on a split of its task, or on a file.
 
-Several runs give a matrix: each row is the state after a run, each column a task, so that it shows what training in
-stages forgets. A joint run is measured on all its tasks, or on one: RUN:TASK.
+Several runs give a matrix: each row is the state after a run and each column is a task, which shows what training in
+stages forgets. A joint run is evaluated on all its tasks, or on one of them: RUN:TASK.
 
-With --matrix each row is a task and each column a way to train: alone, multi-task, MT-A, fusions of each. Differences
-to training alone are in points, and marked from 0.3 on.
+With --matrix, each row is a task and each column a training method: single, multi-task, MT-A, and fusions of each.
+Differences from single-task training are in points, and marked if they are 0.3 or more.
 
 \b
 Examples:
@@ -145,29 +145,35 @@ command = click.Command(
         click.Option(
             ["--split"],
             type=click.Choice(["train", "validation", "test", "mismatched"]),
-            help="The split to measure; by default test, or validation if there are no test rows.",
+            help="The split to evaluate on; by default test, or validation if there are no test rows.",
         ),
-        click.Option(["--matrix"], is_flag=True, help="Compare ways to train, task by task, with training alone."),
-        click.Option(["--file"], type=click.Path(path_type=Path), help="Measure on your own labelled rows instead."),
+        click.Option(
+            ["--matrix"], is_flag=True, help="Compare training methods, task by task, with single-task training."
+        ),
+        click.Option(["--file"], type=click.Path(path_type=Path), help="Evaluate on your own labelled rows instead."),
         click.Option(
             ["--answering"],
             type=click.Choice(["generation", "ranking"]),
-            help="Hosts that answer in text: let them write, or rank the labels; by default as the run does.",
+            help="Hosts that answer in text: let them generate, or rank the labels; by default as in the run.",
         ),
         click.Option(
             ["--routing"],
             type=click.Choice(["merged", "random", "first", "ensemble"]),
-            help="A mixture: the mean of its modules (the default), random ones, the first, or several random passes.",
+            help="Mixtures: the mean of the modules (the default), random ones, the first, or several random passes.",
         ),
-        click.Option(["--passes"], type=click.IntRange(min=1), help="An ensemble's passes. [4]"),
+        click.Option(["--passes"], type=click.IntRange(min=1), help="The number of passes of an ensemble. [4]"),
         click.Option(
-            ["--mean"], type=click.Choice(["logits", "probabilities"]), help="What an ensemble averages. [logits]"
+            ["--mean"],
+            type=click.Choice(["logits", "probabilities"]),
+            help="What an ensemble averages over its passes. [logits]",
         ),
         click.Option(["--data-dir"], type=click.Path(path_type=Path), help="A folder with <task>/<split>.jsonl.gz."),
         text_flag,
         pair_flag,
         label_flag,
-        click.Option(["--eval-rows"], type=click.IntRange(min=1), help="Measure on the first rows only, this many."),
+        click.Option(
+            ["--eval-rows"], type=click.IntRange(min=1), help="Evaluate on only this many rows, the first ones."
+        ),
         host_flag,
         any_host_flag,
         trust_flag,

@@ -12,7 +12,7 @@ from inlay.cli.output import tell
 
 HELP = """Write an inlay in the format of another library: peft (LoRA) or adapterhub (bottlenecks, Compacter, fusions).
 
-A fusion's members are written beside it, because that library needs them too.
+A fusion's members are written next to it, because that library needs them too.
 
 \b
 Example:
@@ -70,7 +70,7 @@ command = click.Command(
         path_argument,
         click.Option(["--format"], type=click.Choice(["peft", "adapterhub"]), required=True, help="The format."),
         click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The folder to write to."),
-        click.Option(["--without-head"], is_flag=True, help="Leave the head out, for a format that has no such head."),
+        click.Option(["--without-head"], is_flag=True, help="Leave out the head, if the format has no such head."),
         overwrite_flag,
         host_flag,
         any_host_flag,

@@ -8,7 +8,7 @@ import click
 
 from inlay.cli.flags import any_host_flag, json_flag, quiet_flag, trust_flag
 
-HELP = """Take an interrupted run's best state so far as its result: scores, inlay and report, without further training.
+HELP = """Make an interrupted run's best state so far its result: scores, inlay and report, without further training.
 
 \b
 Example:

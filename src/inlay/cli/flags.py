@@ -19,22 +19,26 @@ quiet_flag = click.Option(["--quiet"], is_flag=True, help="Show no progress.")
 path_argument = click.Argument(["path"], type=click.Path(path_type=Path))
 host_flag = click.Option(["--host"], help="The host, if it has moved, or if PATH is an inlay that does not name one.")
 threads_flag = click.Option(
-    ["--threads"], type=click.IntRange(min=1, max=1024), help="Threads that torch uses; by default half of the cores."
+    ["--threads"],
+    type=click.IntRange(min=1, max=1024),
+    help="Number of threads for torch; by default half of the cores.",
 )
-any_host_flag = click.Option(
-    ["--any-host"], is_flag=True, help="Go on with a host of the same form whose weights are others."
-)
+any_host_flag = click.Option(["--any-host"], is_flag=True, help="Accept a host of the same shape with other weights.")
 trust_flag = click.Option(
-    ["--trust-remote-code"], is_flag=True, help="Let the host's own Python code run here; only for a host you trust."
+    ["--trust-remote-code"],
+    is_flag=True,
+    help="Run Python code that the host brings with it; only for a host you trust.",
 )
-text_flag = click.Option(["--text"], help="The column of the text, or a template, if it is not that of the training.")
+text_flag = click.Option(
+    ["--text"], help="The column of the text, or a template, if it is not the same as in training."
+)
 pair_flag = click.Option(["--pair"], help="The column of the second text, or a template.")
-label_flag = click.Option(["--label"], help="The column of what is to be predicted.")
+label_flag = click.Option(["--label"], help="The column with what is to be predicted.")
 overwrite_flag = click.Option(["--overwrite"], is_flag=True, help="Replace what is at --out, if it is an inlay.")
 config_flag = click.Option(
     ["--config"],
     type=click.Path(path_type=Path),
-    help="A YAML file of settings, named as the flags are; flags win.",
+    help="A YAML file with settings, named like the flags; flags win.",
 )
 
 
@@ -73,7 +77,9 @@ def flags(
         text = " ".join((field.description or "").split())
         if several:
             text += (
-                " Repeat the flag, or separate values by commas." if name != "options" else " Repeat the flag for more."
+                " Repeat the flag, or separate the values by commas."
+                if name != "options"
+                else " Repeat the flag for more."
             )
         shown = f" [{default}]" if default is not None else ""
         words, help = [_flag(name, kind), name], text + shown

@@ -13,8 +13,8 @@ from inlay.runs.settings import Settings
 
 HELP = """Learn to combine trained inlays for a target task.
 
-MEMBERS are runs or inlays on the same host; the target's own inlay should be one of them. Without --host it is theirs.
-A joint run stands for the inlays of all its tasks, the target's last.
+MEMBERS are runs or inlays on the same host; the target's own inlay should be the last of them. The host is theirs,
+unless --host names it. A joint run stands for the inlays of all its tasks, with the target's last.
 
 \b
 Examples:

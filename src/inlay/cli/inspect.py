@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from inlay.compose.activations import FusionActivations
     from inlay.runs.folder import Run
 
-HELP = """Show what a run or an inlay is: its settings, counts, scores and curve; what a fusion listens to.
+HELP = """Describe a run or an inlay: its settings, counts, scores and curve, and what a fusion listens to.
 
-A fusion's mean weights stand in a table, places × members; --picture draws them as a heat map. Several fusions are
-drawn in one picture, targets × members.
+A fusion's mean weights are shown as a table, places × members; --picture draws them as a heat map. Several fusions are
+drawn as one picture, targets × members.
 
 \b
 Examples:

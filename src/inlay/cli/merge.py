@@ -9,7 +9,7 @@ import click
 from inlay.cli.flags import any_host_flag, host_flag, json_flag, overwrite_flag, path_argument, trust_flag
 from inlay.cli.output import tell
 
-HELP = """Turn a mixture into a plain inlay: the mean of its modules. It is a fraction of the size and answers the same.
+HELP = """Turn a mixture into a plain inlay: the mean of its modules. It is much smaller and gives the same answers.
 
 \b
 Example:

@@ -28,16 +28,16 @@ from inlay.data.task import Task
 from inlay.storage.plain_json import as_json as as_json_text
 from inlay.training.recipe import Generation
 
-HELP = """Label texts given as arguments, in a file or on stdin. Writes JSON lines.
+HELP = """Predict for texts given as arguments, in a file or on stdin. The output is JSON lines.
 
-Each line has all columns of its row, and the answer: label and probabilities, or prediction, labels, tags, answer.
-Where a row has such a column itself, it stays as it is, and the answer is called predicted_label and so on.
+Each line has all columns of its row, and the answer: label and probabilities, or prediction, labels, tags, answer. If
+the row already has a column of that name, the column is kept and the answer is called predicted_label and so on.
 
-Hosts that answer in text write. On a terminal the text for a single argument is shown as it is written; --json gives a
-JSON line there, too.
+Hosts that answer in text generate it. On a terminal, the text for a single argument is shown while it is written;
+--json prints a JSON line there, too.
 
 A file is .jsonl, .csv, .tsv or .parquet with the task's text columns, or .txt with one text per line (a tab before the
-second text of a pair, or before each choice). Stdin is read as .txt, or as .jsonl where a line begins with {.
+second text of a pair, or before each choice). Stdin is read like .txt; a line that begins with { is read like .jsonl.
 
 \b
 Examples:
@@ -185,11 +185,11 @@ command = click.Command(
     params=[
         path_argument,
         click.Argument(["texts"], nargs=-1),
-        click.Option(["--file"], type=click.Path(path_type=Path), help="The file with the rows to label."),
+        click.Option(["--file"], type=click.Path(path_type=Path), help="The file with the rows."),
         click.Option(
             ["--data-dir"],
             type=click.Path(path_type=Path),
-            help="Label rows of the task from a folder with <task>/<split>.jsonl.gz.",
+            help="Predict for rows of the task from a folder with <task>/<split>.jsonl.gz.",
         ),
         click.Option(
             ["--split"],
@@ -199,22 +199,22 @@ command = click.Command(
         click.Option(
             ["--out"],
             type=click.Path(path_type=Path),
-            help="Write here instead of to stdout, all of it or nothing.",
+            help="Write to this file instead of stdout, all of it or nothing.",
         ),
         click.Option(
             ["--server"],
-            help="Ask a server that `inlay serve` runs; PATH is the model's name there. Its key: INLAY_SERVE_KEY.",
+            help="Ask a running `inlay serve`; PATH is then the model's name there. Its key: INLAY_SERVE_KEY.",
         ),
         text_flag,
         pair_flag,
-        click.Option(["--label"], help="The column of the right answers, if the rows have one; it is kept."),
+        click.Option(["--label"], help="The column with the right answers, if there is one; it is kept in the output."),
         host_flag,
         any_host_flag,
         trust_flag,
         threads_flag,
         *flags(Generation),
         click.Option(
-            ["--json", "as_json"], is_flag=True, help="JSON lines, which is what this verb prints but for a text."
+            ["--json", "as_json"], is_flag=True, help="Print JSON lines even where a generated text would be shown."
         ),
         quiet_flag,
     ],

@@ -64,17 +64,23 @@ command = click.Command(
         click.Option(["--host"], help="The host, if it has moved, or if no folder names one."),
         click.Option(["--bind"], default="127.0.0.1:8000", show_default=True, help="Address and port."),
         click.Option(
-            ["--root"], type=click.Path(path_type=Path), help="The folder below which models may be loaded by request."
+            ["--root"], type=click.Path(path_type=Path), help="The folder from which models may be loaded by request."
         ),
         click.Option(
             ["--keys"],
             type=click.Path(path_type=Path),
-            help="A file with one key per line, 'admin KEY' for those that may load; or INLAY_SERVE_KEYS.",
+            help="A file with one key per line ('admin KEY' for those that may load models); or set INLAY_SERVE_KEYS.",
         ),
-        click.Option(["--open", "open_to_all"], is_flag=True, help="Let everybody ask who reaches the address."),
-        click.Option(["--cors"], multiple=True, help="An origin whose pages may ask. Repeat the flag for more."),
         click.Option(
-            ["--reload"], type=click.FloatRange(min=0.1), help="Look for changed folders every so many seconds."
+            ["--open", "open_to_all"],
+            is_flag=True,
+            help="Accept requests from everybody who can reach the address, without keys.",
+        ),
+        click.Option(
+            ["--cors"], multiple=True, help="An origin whose pages may send requests. Repeat the flag for more."
+        ),
+        click.Option(
+            ["--reload"], type=click.FloatRange(min=0.1), help="Look for changed folders at this interval, in seconds."
         ),
         click.Option(
             ["--engine"],
@@ -82,8 +88,8 @@ command = click.Command(
             default="process",
             help="This process, or replicas on a Ray cluster. [process]",
         ),
-        click.Option(["--replicas"], type=click.IntRange(min=1), help="How many, with --engine ray. [2]"),
-        click.Option(["--address"], help="Of a Ray cluster; by default one is started on this machine."),
+        click.Option(["--replicas"], type=click.IntRange(min=1), help="The number of replicas, with --engine ray. [2]"),
+        click.Option(["--address"], help="A Ray cluster's address; by default one is started on this machine."),
         *flags(Limits),
         threads_flag,
         any_host_flag,

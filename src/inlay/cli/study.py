@@ -10,10 +10,10 @@ import click
 from inlay.cli.flags import json_flag, quiet_flag
 from inlay.cli.output import columns, tell
 
-HELP = """Run a grid of trainings and make the tables and figures of it.
+HELP = """Run a grid of trainings and make its tables and figures.
 
-A study is a YAML file: hosts, tasks, ways to learn them, seeds. Its cells are run folders. What is done is never run
-again, so a study may be stopped, killed, changed and moved, and goes on from where it was.
+A study is a YAML file: hosts, tasks, ways to learn them, seeds. Its cells are run folders. A finished cell is never run
+again, so a study can be stopped, killed, changed and moved, and continues where it was.
 
 \b
 Examples:
@@ -238,7 +238,7 @@ folder_argument = click.Argument(["folder"], type=click.Path(path_type=Path))
 host_flag = click.Option(["--host"], multiple=True, help="Where a host of the study is, as NAME=PATH. Repeat for more.")
 data_flag = click.Option(["--data-dir"], type=click.Path(path_type=Path), help="Where the rows are, if elsewhere.")
 score_flag = click.Option(["--score"], help="main (a task's main metric), mean (of all), a metric's name, or loss.")
-against_flag = click.Option(["--against"], help="The way that others are compared with.")
+against_flag = click.Option(["--against"], help="The way to compare the others with.")
 ways_flag = click.Option(["--ways"], help="Only these ways, separated by commas.")
 tasks_flag = click.Option(["--tasks"], help="Only these tasks, separated by commas.")
 rows_flag = click.Option(["--rows"], help="Only these numbers of training rows, or all, separated by commas.")
@@ -257,18 +257,18 @@ command = click.Group(
                 click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The study's folder."),
                 click.Option(
                     ["--engine"], type=click.Choice(["processes", "ray"]), default="processes",
-                    help="Processes of this machine, or tasks of a Ray cluster. [processes]",
+                    help="Run cells as processes on this machine, or as tasks on a Ray cluster. [processes]",
                 ),
-                click.Option(["--address"], help="Of a Ray cluster; by default one is started on this machine."),
+                click.Option(["--address"], help="A Ray cluster's address; by default one is started on this machine."),
                 click.Option(
                     ["--processes"], type=click.IntRange(min=1),
-                    help="Cells to run at once; by default one per core, fewer where memory is short.",
+                    help="Cells to run at once; by default one per core, fewer if memory is short.",
                 ),
                 host_flag,
                 data_flag,
                 click.Option(
                     ["--records"], type=click.Path(path_type=Path),
-                    help="A folder of small records: cells that have one are done, and each that is done gets one.",
+                    help="A folder of small records: a cell with a record counts as done; each finished cell gets one.",
                 ),
                 click.Option(["--retry"], is_flag=True, help="Run cells that have failed again."),
                 json_flag,
@@ -279,7 +279,9 @@ command = click.Group(
             "plan", callback=plan, help="Show what would be run, in which order, and what it would cost.",
             params=[
                 file_argument,
-                click.Option(["--out"], type=click.Path(path_type=Path), help="A study's folder, whose cells count."),
+                click.Option(
+                    ["--out"], type=click.Path(path_type=Path), help="A study's folder, whose finished cells count."
+                ),
                 host_flag,
                 data_flag,
                 json_flag,
@@ -289,7 +291,7 @@ command = click.Group(
             "show", callback=show, help="Show the state of every cell.",
             params=[
                 folder_argument,
-                click.Option(["--failed"], is_flag=True, help="Only what has failed, and why."),
+                click.Option(["--failed"], is_flag=True, help="Only failed cells, and why they failed."),
                 json_flag,
             ],
         ),
@@ -332,7 +334,7 @@ command = click.Group(
         ),
         click.Command(
             "export", callback=export,
-            help="Write a small record of every cell that is done: enough for tables and figures, without any row.",
+            help="Write a small record of every finished cell: enough for tables and figures, but no rows of data.",
             params=[
                 folder_argument,
                 click.Option(["--out"], type=click.Path(path_type=Path), required=True, help="The folder to write to."),

@@ -111,7 +111,7 @@ OF_FUSIONS = set(FusionOptions.model_fields)
 resume_flag = click.Option(
     ["--resume"],
     type=click.Path(path_type=Path),
-    help="Continue an interrupted run; it may be made longer, and host and rows may have moved.",
+    help="Continue an interrupted run. It can be made longer, and its host and rows may have moved.",
 )
 command = click.Command(
     "train", callback=work, help=HELP, short_help="Train.",

@@ -11,9 +11,9 @@ from inlay.cli.flags import any_host_flag, config_flag, flags, json_flag, merged
 from inlay.cli.output import columns, shown, tell
 from inlay.runs.joint_settings import JointSettings, settings_from
 
-HELP = """Check a config and its rows, and estimate the cost of training. All mistakes are named at once.
+HELP = """Check a config and its rows, and estimate the cost of training. All mistakes are reported at once.
 
-Of several tasks (`tasks`) everything is checked, and the cost is not estimated.
+For several tasks (`tasks`), everything is checked but the cost is not estimated.
 
 \b
 Examples:

@@ -31,13 +31,13 @@ class Data(Config):
     data_dir: Path | None = None
     """A folder with <task>/{train,validation,test}.jsonl.gz; without it a built-in task is read from the hub."""
     train_file: Path | None = None
-    """Your own training rows: .jsonl, .csv or .tsv, each also as .gz, or .parquet."""
+    """Your own training rows: .jsonl, .csv or .tsv (also gzipped, .gz), or .parquet."""
     validation_file: Path | None = None
     """Your own validation rows; without them a tenth of the training rows is held out."""
     test_file: Path | None = None
     """Your own test rows."""
     hub: str | None = None
-    """A data set of the hub instead of files, as name or name:config."""
+    """A data set on the hub instead of files, as name or name:config."""
     kind: Kind | None = None
     """What your own rows ask for: classification (the default), regression, choice, multilabel, tags, spans or text."""
     text: str | None = None
@@ -47,37 +47,40 @@ class Data(Config):
     choices: str | None = None
     """Kind choice: the column with the list of choices, or several columns with one choice each: a,b,c."""
     label: str | None = None
-    """The column of what is to be predicted."""
+    """The column with what is to be predicted."""
     labels: tuple[str, ...] | None = None
-    """The labels in order; by default those of the training rows, which are shown."""
+    """The labels, in order; by default those found in the training rows, which are shown."""
     metrics: tuple[Metric, ...] | None = None
-    """Metrics, the main one first; by default the usual ones of the kind."""
+    """The metrics, the main one first; by default the usual ones for the kind."""
     prompt: str | None = None
-    """What hosts that answer in text read, such as "qa question: {question}"; "" is the usual form."""
+    """Hosts that answer in text: what they read, such as "qa question: {question}"; "" is the usual form."""
     template: str | None = None
-    """What decoders read, with {target} at its end, as in "{question}{eos} {target}"; masked models anywhere."""
+    """What decoders read, ending in {target}, as in "{question}{eos} {target}". For masked models {target} may be
+    anywhere."""
     answer_with: Literal["head", "words"] | None = None
-    """Classification by a new head (the default), or by label words in a template, with the host's own head."""
+    """Classify with a new head (the default), or with label words in a template and the host's own head."""
     label_words: tuple[str, ...] | None = None
-    """Answering with words: the word of each label, in the labels' order; built-in tasks have some."""
+    """Answering with words: the word for each label, in the labels' order; most built-in classification tasks have
+    some."""
     label_tokens: Literal["one", "sum", "mean"] | None = None
-    """Label words of several tokens: refused (one), or log-probabilities are summed (the default) or averaged."""
+    """Label words of several tokens: refuse them (one), sum their log-probabilities (the default), or average them."""
     demonstrations: int = Field(default=0, ge=0, le=100)
-    """Answering with words: so many training rows of each label stand, answered, before every text."""
+    """Answering with words: how many answered training rows of each label are put before every text."""
     answers: Answers | None = None
-    """How such hosts say a label or choice: words (the default), index, or text, a choice's own."""
+    """Hosts that answer in text: how they write a label or choice: words (the default), its index, or a choice's own
+    text."""
     splits: Literal["official", "compacter", "held_out"] = "official"
-    """official: as published. compacter, held_out: also make a test set, by the paper's rules or so that no row that
-    judges has chosen anything."""
+    """official: the published splits. compacter: also make a test set, by that paper's rules. held_out: also make one,
+    so that the rows that give the final score never choose anything."""
     rows: int | None = Field(default=None, ge=1)
-    """Train on only this many rows, drawn at random."""
+    """Train on only this many rows, chosen at random."""
     per_class: int | None = Field(default=None, ge=1)
-    """Train on only this many rows of each label, drawn at random."""
+    """Train on only this many rows of each label, chosen at random."""
     rows_seed: int = Field(default=42, ge=0)
-    """The seed of that draw; which rows are held out never depends on it."""
+    """The seed for choosing these rows; which rows are held out does not depend on it."""
     validation: bool = True
-    """Whether validation rows choose the best state; without them it is the last one, and they judge where no test rows
-    do."""
+    """Whether validation rows choose the best state. If not, the last state is the result; and if there are no test
+    rows, the validation rows give the score."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Data:

@@ -1,4 +1,4 @@
-"""What a user has to allow by hand."""
+"""What only the user can allow, on the command line or in Python."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a user has to say each time, because no file may say it for them."""
+    """What a user has to allow each time: no config file can do it for them."""
 
     any_host: bool = False
-    """Go on with a host of the same form whose weights are others."""
+    """Accept a host of the same shape with other weights."""
     trust_remote_code: bool = False
     """Let the host's own Python code run."""

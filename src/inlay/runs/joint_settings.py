@@ -49,25 +49,26 @@ class JointSettings(Settings):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     tasks: Tasks
-    """Several tasks, trained together on one host; in YAML each may have settings of its own."""
+    """Several tasks, trained together on one host; in YAML each can have its own settings."""
     mode: JointMode = "mt-a"  # type: ignore[assignment]
-    """What to train: inlay, head (only a head), full (everything) or fusion (over members); several tasks: mt-a (the
-    default: the host and an inlay per task), inlay (the host stays as it is), full (no inlays) or head."""
+    """What to train: inlay, head (only a head), full (everything) or fusion (over members). For several tasks: mt-a
+    (the default: the host and an inlay per task), inlay (the host stays frozen), full (no inlays) or head."""
     alpha: float | Literal["annealed"] = "annealed"
-    """Several tasks: each is drawn in proportion to its rows^alpha, from 0 (evenly) to 1 (by size); by default annealed
-    from 1 to 0.2 over the epochs."""
+    """Several tasks: each is sampled in proportion to (its number of rows)^alpha, from 0 (evenly) to 1 (by size); by
+    default annealed from 1 to 0.2 over the epochs."""
     task_temperature: float | None = None
-    """Several tasks: draw them with alpha = 1 / temperature."""
+    """Several tasks: sample them with alpha = 1 / temperature."""
     weights: dict[str, float] | None = None
-    """Several tasks: draw them in proportion to these numbers instead, as in rte=1."""
+    """Several tasks: sample them in proportion to these numbers instead, such as rte=1."""
     cap: int | None = None
-    """Several tasks: the most rows that any of them counts as when tasks are drawn."""
+    """Several tasks: count each task as at most this many rows when sampling."""
     mixed: bool = False
-    """Several tasks: rows of several of them in a step, instead of one task per step."""
+    """Several tasks: mix rows of several tasks in a step, instead of one task per step."""
     steps_per_epoch: int | None = Field(default=None, ge=1)
-    """Several tasks: steps of an epoch; by default all rows, or as many as the cap leaves, over the batch size."""
+    """Several tasks: steps per epoch; by default the number of rows (as many as the cap leaves) over the batch size."""
     stop_on: str = "mean"
-    """Several tasks: whose score chooses the best state and stops early, the mean of all or one task's name."""
+    """Several tasks: whose score chooses the best state and decides on early stopping: mean (of all), or one task's
+    name."""
     host_lr: float | None = Field(default=None, gt=0, le=1e30)
     """Mode mt-a: the host's own learning rate; by default that of full fine-tuning."""
 

@@ -31,21 +31,22 @@ class FusionOptions(Config):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     query: Literal["normed", "output"] | None = None
-    """Fusion: what asks, the normed residual stream (the default) or the branch's output before it."""
+    """Fusion: what the query is made from: the normed residual stream (the default), or the branch's output before
+    that."""
     value: bool | None = None
-    """Fusion: V on (dynamic fusion, the default) or off (static)."""
+    """Fusion: whether it has a value matrix V (dynamic fusion, the default) or not (static fusion)."""
     strength: float | None = Field(default=None, ge=0)
-    """Fusion: the pull of V towards the identity, by default 0.01; 0 turns it off."""
+    """Fusion: the weight of the penalty that pulls V towards the identity; by default 0.01, and 0 turns it off."""
     dropout: float | None = Field(default=None, ge=0, lt=1)
-    """Fusion: dropout on the scores, before the softmax; by default none."""
+    """Fusion: dropout on the attention scores, before the softmax; by default none."""
     temperature: float | None = Field(default=None, gt=0)
-    """Fusion: divides the scores; by default 1."""
+    """Fusion: the temperature that divides the attention scores; by default 1."""
     subset: int | None = Field(default=None, ge=1)
-    """Fusion: how many members, drawn anew for each batch, take part in training; by default all."""
+    """Fusion: how many members, chosen at random for each batch, take part in training; by default all."""
     sites: tuple[str, ...] | None = None
-    """Fusion: kinds of places where it acts, as in ffn, or single places; by default wherever a member does."""
+    """Fusion: the kinds of places where it acts, such as ffn, or single places; by default wherever a member acts."""
     leave_out: tuple[int | str, ...] | None = None
-    """Fusion: layers where neither the fusion nor its members act, as in 11 or decoder.3."""
+    """Fusion: layers where neither the fusion nor its members act, such as 11 or decoder.3."""
 
     def fusion_options(self) -> dict[str, Any]:
         """What was said of the fusion, as `inlay.add_fusion` takes it."""
@@ -59,13 +60,13 @@ class Settings(Data, Recipe, FusionOptions):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     host: str
-    """The pretrained host: a folder, a model's name on the hub, or a run to go on from."""
+    """The pretrained host: a folder, a model's name on the hub, or a run to continue from."""
     out: Path
     """The run folder to write to; it must be new or empty."""
     recipe: str | None = None
-    """A named recipe (see `inlay ls recipes`) for all that is not said otherwise."""
+    """A named recipe (see `inlay ls recipes`), for every setting that you do not give yourself."""
     name: str | None = None
-    """The inlay's name; by default that of the run folder."""
+    """The inlay's name; by default the name of the run folder."""
     mode: Mode = "inlay"
     """What to train: inlay, head (only a head), full (everything) or fusion (over members)."""
     method: str = "pfeiffer"
@@ -73,23 +74,25 @@ class Settings(Data, Recipe, FusionOptions):
     options: dict[str, Any] = Field(default_factory=dict)
     """The method's own settings, as in reduction=16."""
     start: Path | None = None
-    """Start from this trained inlay, or this run's: its method and weights, its head if the labels are the same."""
+    """Start from this trained inlay, or a run's: with its method and weights, and its head if the labels are the
+    same."""
     members: tuple[Path, ...] = ()
     """Runs or inlays to fuse (mode fusion)."""
     norms: bool | None = None
-    """Whether the inlay or fusion owns a copy of the host's norms; by default as the method's paper has it."""
+    """Whether the inlay or fusion has its own copy of the host's norms; by default as in the method's paper."""
     pooling: Literal["mean", "first", "last", "host"] | None = None
-    """How the head pools tokens: mean, first, last, or as a copy of the host's own; by default mean, decoders last."""
+    """How the head pools tokens: mean, first, last, or host (a copy of the host's head); by default mean, or last for
+    decoders."""
     head_layers: int = Field(default=1, ge=1, le=64)
     """How many linear layers the head has."""
     head_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout before each layer of the head."""
     threads: int | None = Field(default=None, ge=1, le=1024)
-    """Threads that torch uses; by default half of the cores."""
+    """Number of threads for torch; by default half of the cores."""
     eval_rows: int | None = Field(default=None, ge=1)
-    """Ask at most this many validation rows at each evaluation; by default all."""
+    """Use at most this many validation rows in each evaluation; by default all."""
     trackers: tuple[Tracker, ...] = ()
-    """Log to these as well, if they are installed: tensorboard, wandb, mlflow."""
+    """Also log to these, if they are installed: tensorboard, wandb, mlflow."""
 
     @model_validator(mode="before")
     @classmethod

@@ -31,21 +31,21 @@ class Generation(Config):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     beams: int = Field(default=1, ge=1, le=1024)
-    """Generation: how many beginnings are followed at once."""
+    """Generation: the width of the beam search; 1 is greedy."""
     length_penalty: float = 1.0
     """Generation with beams: above 0 prefers longer texts, below 0 shorter ones."""
     no_repeat_ngram: int = Field(default=0, ge=0)
-    """Generation: no run of this many words comes twice; 0 allows all."""
+    """Generation: no sequence of this many tokens appears twice in an answer; 0 allows all."""
     max_new_tokens: int | None = Field(default=None, ge=1, le=1 << 20)
-    """Generation: the most tokens of an answer; by default those of the longest training answer and 8 more."""
+    """Generation: the maximum length of an answer in tokens; by default that of the longest training answer plus 8."""
     sampling: float = Field(default=0.0, ge=0)
-    """Generation: draw words by chance, at this temperature; 0 takes the likeliest."""
+    """Generation: sample tokens at this temperature; 0 always takes the likeliest."""
     top_k: int = Field(default=0, ge=0)
-    """Sampling: only from this many likeliest words; 0 from all."""
+    """Sampling: only among the k likeliest tokens; 0 samples among all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sampling: only from the likeliest words that together have this probability."""
+    """Sampling: only among the likeliest tokens that together have this probability."""
     sampling_seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)
-    """Sampling: the seed; a row's text depends on it and on the row's number, not on the rows beside it."""
+    """Sampling: the seed. A row's text depends on it and on the row's number, not on the other rows of its batch."""
 
     @model_validator(mode="after")
     def _beams_or_chance(self) -> Self:
@@ -64,64 +64,66 @@ class Recipe(Generation):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     lr: float | None = Field(default=None, gt=0, le=1e30)
-    """Peak learning rate; by default the one of the method's paper."""
+    """Peak learning rate; by default that of the method's paper."""
     epochs: int | None = Field(default=None, ge=1)
-    """Passes over the training rows, at most; by default 30, and 10 for a fusion."""
+    """At most this many passes over the training rows; by default 30, or 10 for a fusion."""
     max_steps: int | None = Field(default=None, ge=1)
     """Stop after this many steps, whatever `epochs` says."""
     batch_size: int = Field(default=32, ge=1)
     """Rows per optimiser step, over all processes."""
     accumulate: int = Field(default=1, ge=1, le=100_000)
-    """Run the rows of a step in this many portions, to save memory; the result is the same, but for `pairs`."""
+    """Run the rows of a step in this many portions, to save memory. The result is the same, except with `pairs`."""
     warmup: float = Field(default=0.06, ge=0)
-    """The share of all steps (below 1), or the number of steps, during which the learning rate rises."""
+    """Warm-up: the fraction of all steps (below 1), or the number of steps, during which the learning rate rises."""
     schedule: Schedule = "linear"
-    """What the learning rate does after that: fall to zero along a line or a cosine, or stay constant."""
+    """What the learning rate does after the warm-up: fall to zero linearly or along a cosine, or stay constant."""
     weight_decay: float = Field(default=0.01, ge=0, le=1e6)
-    """AdamW's weight decay; biases and norms have none."""
+    """AdamW's weight decay; it does not apply to biases and norms."""
     no_decay: tuple[str, ...] = (FUSION_VALUES,)
-    """Further weights without decay, by name, * for anything; by default V of a fusion, which its penalty holds."""
+    """Other parameters without weight decay, by name (* matches anything); by default a fusion's V, which has a
+    penalty."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's two averages: how much of the old gradient and of its old square is kept."""
+    """AdamW's betas: the decay rates of its running averages of the gradient and of its square."""
     eps: float = Field(default=1e-8, gt=0)
-    """What AdamW adds to the root of the squares."""
+    """AdamW's epsilon, added to the denominator for numerical stability."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """The share of each target that is spread evenly over all labels, or over all words of a text."""
+    """The part of each target that is spread evenly over all labels, or over the whole vocabulary for texts."""
     class_weights: tuple[float, ...] | Literal["balanced"] | None = None
-    """What a row of each label counts, in the labels' order; or balanced: each label counts as much as any other."""
+    """The weight of a row of each label, in the labels' order; or balanced, so that all labels count the same in
+    total."""
     consistency: float | None = Field(default=None, ge=0)
-    """Mixtures: the weight of the distance between two draws in the loss, 0 for none; by default 1."""
+    """Mixtures: the weight of the consistency loss between two random passes; by default 1, and 0 turns it off."""
     consistency_detach: bool | None = None
-    """Mixtures: whether each draw's answer is a constant for the other, as in the published code (the default)."""
+    """Mixtures: whether each pass is a constant target for the other, as in the published code; by default yes."""
     head_first: bool = False
-    """Fit the new head to the training rows before the first step, with everything else as it is."""
+    """Fit the new head to the training rows before the first step, with everything else frozen."""
     pairs: float = Field(default=0.0, ge=0, le=1e6)
-    """Classification: the weight of a second loss, which brings texts of one label that are run at once together, and
-    parts the others."""
+    """Classification: the weight of a second loss, which pulls texts of a batch together if they have the same label,
+    and pushes them apart if not."""
     clip: float = Field(default=1.0, ge=0)
-    """Gradients are scaled down to at most this norm; 0 does not clip."""
+    """Clip the gradients to at most this norm; 0 turns clipping off."""
     patience: int = Field(default=3, ge=0)
-    """Stop after this many evaluations without a better metric; 0 never stops early."""
+    """Stop early after this many evaluations without improvement; 0 never does."""
     select: str | None = None
-    """What chooses the best state: a metric of the task (by default its first), mean for all of them, or loss."""
+    """What chooses the best state: one of the task's metrics (by default the first), mean for all of them, or loss."""
     eval_every: int | None = Field(default=None, ge=1)
     """Steps between evaluations; by default one evaluation per epoch."""
     save_every: int = Field(default=200, ge=1)
-    """Steps between checkpoints; each evaluation writes one, too."""
+    """Steps between checkpoints; every evaluation writes one as well."""
     max_length: int = Field(default=256, ge=2, le=1 << 24)
-    """Inputs are cut after this many tokens."""
+    """Inputs are truncated to this many tokens."""
     stride: int = Field(default=128, ge=0)
-    """Kind spans: tokens that the windows of a long context share, at most a quarter of max_length."""
+    """Kind spans: by how many tokens the windows of a long context overlap; at most a quarter of max_length."""
     answering: Literal["generation", "ranking"] = "generation"
-    """Hosts that answer in text: let them write, or rank the labels by their likelihood in one pass."""
+    """Hosts that answer in text: let them generate the answer, or rank the labels by likelihood in one pass."""
     packing: bool = False
-    """Decoders that answer in text: several short rows in one sequence, where that changes no result."""
+    """Decoders that answer in text: put several short rows into one sequence; refused if that would change a result."""
     precision: Literal["no", "bf16", "fp16"] = "no"
-    """Mixed precision, if the device has it."""
+    """Mixed precision, if the device supports it."""
     gradient_checkpointing: bool = False
-    """Compute each layer anew in the backward pass instead of keeping what it gave: less memory, more time."""
+    """Recompute each layer in the backward pass instead of storing its activations: less memory, more time."""
     seed: int = Field(default=0, ge=0, le=(1 << 32) - 1)
-    """The seed of everything that is left to chance."""
+    """The seed of everything random."""
 
     @field_validator("warmup")
     @classmethod
