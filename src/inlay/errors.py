@@ -5,8 +5,11 @@ Settings and arguments stand in back quotes, as in `batch_size`; the command lin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class InlayError(ValueError):
@@ -31,6 +34,34 @@ class AnatomyError(InlayError):
 
 class CheckpointError(InlayError):
     """A folder on disk is not a whole, unaltered inlay for this host."""
+
+
+class Problems:
+    """Collects what is wrong with a job, so that the user is told all of it at once.
+
+    problems = Problems()
+    config = problems.look(lambda: open_config(name))      None where that cannot be had
+    problems.refuse()                                      raises, if there was a problem
+    """
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def look(self, up: Callable[[], T], prefix: str = "") -> T | None:
+        """What a function gives; an error of Inlay's is noted instead of raised."""
+        try:
+            return up()
+        except InlayError as error:
+            self.found.append(f"{prefix}{error}")
+            return None
+
+    def add(self, problems: Iterable[str]) -> None:
+        self.found += problems
+
+    def refuse(self) -> None:
+        """Raise all problems as one error; do nothing if there are none."""
+        if self.found:
+            raise ConfigError("\n".join(self.found))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

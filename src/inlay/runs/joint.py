@@ -14,10 +14,10 @@ The folder has what a single run has, an inlay per task in `inlays/<task>/`, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -26,7 +26,7 @@ from inlay.checkpoints.manifest import read_manifest
 from inlay.checkpoints.ours import save
 from inlay.data import Prepared, Task, builtin_tasks, prepare
 from inlay.data.mixing import Sampling
-from inlay.errors import ConfigError, InlayError
+from inlay.errors import ConfigError, Problems
 from inlay.host.verbs import activate, inlays_of, train
 from inlay.methods import Method
 from inlay.runs.allowed import Allowed
@@ -59,8 +59,6 @@ from inlay.training.progress import Watcher
 from inlay.training.recipe import MODE_RATES, filled
 from inlay.training.threads import use_threads
 from inlay.training.workbench import Workbench, open_config
-
-T = TypeVar("T")
 
 
 def train_jointly(
@@ -270,46 +268,55 @@ class _Found:
 
 def _checked(settings: JointSettings, allowed: Allowed, resume: bool) -> _Found:
     """Every task's settings, method and rows, the draws and the host's config; all that is wrong is said at once."""
-    problems: list[str] = []
-
-    def look(up: Callable[[], T], of: str = "") -> T:
-        try:
-            return up()
-        except InlayError as error:
-            problems.append(f"{of}{error}")
-            return cast(T, None)
-
-    names = [name for name, _ in settings.tasks]
-    problems += [f"the task {name!r} is there twice." for name in dict.fromkeys(names) if names.count(name) > 1]
-    problems += [f"{name!r} cannot be the name of a task: {NAMES_HAVE}." for name in names if not NAME.fullmatch(name)]
-    if not names:
-        problems.append("no tasks: name at least one.")
-    if settings.stop_on not in (MEAN, *names):
-        problems.append(f"`stop_on` is {settings.stop_on!r}; it is {MEAN} or one of the tasks {', '.join(names)}.")
-    sampling = look(settings.drawing)
-    config = look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
-    look(lambda: check_trackers(settings.trackers))
-    found: dict[str, _FoundTask] = {}
-    for name, own in dict(settings.tasks).items():
-        mine = look(lambda name=name, own=own: settings.task_settings(name, own))  # type: ignore[misc]
-        if mine is None:
-            continue
-        method = look(lambda mine=mine: method_of(mine), f"{name}: ")  # type: ignore[misc]
-        prepared = look(lambda mine=mine: few_to_validate(prepare(mine), mine.eval_rows), f"{name}: ")  # type: ignore[misc]
-        if prepared is not None:
-            found[name] = _FoundTask(mine, method, prepared)
-            look(lambda mine=mine, task=prepared.task: mine.selected(dict.fromkeys(task.metrics, 0.0)), f"{name}: ")  # type: ignore[misc]
-            if config is not None:
-                look(lambda task=prepared.task: answer_form(task, config), f"{name}: ")  # type: ignore[misc]
+    problems = Problems()
+    problems.add(_wrong_names(settings))
+    sampling = problems.look(settings.drawing)
+    config = problems.look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
+    problems.look(lambda: check_trackers(settings.trackers))
+    tasks = {name: _found_task(problems, settings, name, own, config) for name, own in dict(settings.tasks).items()}
+    found = {name: task for name, task in tasks.items() if task is not None}
     unjudged = [name for name, each in found.items() if not each.prepared.validation]
     if unjudged and len(unjudged) < len(found):
-        problems.append(f"{', '.join(unjudged)}: no validation rows, but the others have some. All have them or none.")
-    problems += _conflicts({name: each.prepared.task for name, each in found.items()})
+        problems.add(
+            [f"{', '.join(unjudged)}: no validation rows, but the others have some. Give them to all tasks or to none."]
+        )
+    problems.add(_conflicts({name: each.prepared.task for name, each in found.items()}))
     if not resume:
-        problems += settings.of_no_use() + _unused(settings, found, config)
-    if problems:
-        raise ConfigError("\n".join(problems))
+        problems.add(settings.of_no_use() + _unused(settings, found, config))
+    problems.refuse()
+    assert sampling is not None
+    assert config is not None
     return _Found(found, sampling, config)
+
+
+def _wrong_names(settings: JointSettings) -> list[str]:
+    """What is wrong with the names of the tasks."""
+    names = [name for name, _ in settings.tasks]
+    found = [f"the task {name!r} is there twice." for name in dict.fromkeys(names) if names.count(name) > 1]
+    found += [f"{name!r} cannot be the name of a task: {NAMES_HAVE}." for name in names if not NAME.fullmatch(name)]
+    if not names:
+        found.append("no tasks: name at least one.")
+    if settings.stop_on not in (MEAN, *names):
+        found.append(f"`stop_on` is {settings.stop_on!r}; it is {MEAN} or one of the tasks {', '.join(names)}.")
+    return found
+
+
+def _found_task(
+    problems: Problems, settings: JointSettings, name: str, own: Mapping[str, Any], config: PretrainedConfig | None
+) -> _FoundTask | None:
+    """One task's settings, method and rows; None if they cannot be had."""
+    mine = problems.look(lambda: settings.task_settings(name, own))
+    if mine is None:
+        return None
+    prefix = f"{name}: "
+    method = problems.look(lambda: method_of(mine), prefix)
+    prepared = problems.look(lambda: few_to_validate(prepare(mine), mine.eval_rows), prefix)
+    if prepared is None:
+        return None
+    problems.look(lambda: mine.selected(dict.fromkeys(prepared.task.metrics, 0.0)), prefix)
+    if config is not None:
+        problems.look(lambda: answer_form(prepared.task, config), prefix)
+    return _FoundTask(mine, method, prepared)
 
 
 def _conflicts(tasks: Mapping[str, Task]) -> list[str]:
@@ -351,7 +358,7 @@ def _unused(settings: JointSettings, found: Mapping[str, _FoundTask], config: Pr
 def lasting_jointly(settings: JointSettings) -> dict[str, Any]:
     """Every setting, with paths that hold from any folder."""
     found = lasting(settings)
-    found["tasks"] = {name: _lasting_own(own) for name, own in settings.tasks}
+    found["tasks"] = {name: _lasting_own(own) for name, own in dict(settings.tasks).items()}
     return found
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, cast
 
 import torch
 from accelerate.tracking import get_available_trackers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from inlay.checkpoints.manifest import read_manifest
-from inlay.data import Example, Prepared, prepare
-from inlay.errors import ConfigError, InlayError
+from inlay.data import Example, Prepared, Task, prepare
+from inlay.errors import ConfigError, Problems
 from inlay.methods import Method
 from inlay.runs.allowed import Allowed
 from inlay.runs.folder import Run, inlay_in, usual_name
@@ -29,8 +28,6 @@ from inlay.training.loop import check_batch
 from inlay.training.recipe import filled
 from inlay.training.threads import use_threads
 from inlay.training.workbench import Workbench, open_config
-
-T = TypeVar("T")
 
 
 def get_ready(settings: Settings, allowed: Allowed = Allowed(), *, resume: bool = False) -> Job:  # noqa: B008 (frozen)
@@ -166,32 +163,30 @@ class _Found:
 
 def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
     """Method, rows, members and the host's config; whatever is wrong with any of them is said at once."""
-    problems: list[str] = []
-
-    def look(up: Callable[[], T]) -> T:
-        try:
-            return up()
-        except InlayError as error:
-            problems.append(str(error))
-            return cast(T, None)
-
-    found = _Found(
-        look(lambda: method_of(settings)),
-        look(lambda: few_to_validate(prepare(settings), settings.eval_rows)),
-        look(lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))]),
-        look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code)),
+    problems = Problems()
+    method = problems.look(lambda: method_of(settings))
+    prepared = problems.look(lambda: few_to_validate(prepare(settings), settings.eval_rows))
+    members = problems.look(
+        lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))]
     )
+    config = problems.look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
     if not resume:
-        problems += unused(settings)
-        if found.config is not None and found.prepared is not None:
-            task = found.prepared.task
-            form = look(lambda: answer_form(task, found.config))
-            problems += unused_here(settings, task.kind, form, is_decoder(found.config)) if form else []
-            look(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
-    look(lambda: check_trackers(settings.trackers))
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return found
+        problems.add(unused(settings))
+        if config is not None and prepared is not None:
+            _check_fit(problems, settings, prepared.task, config)
+    problems.look(lambda: check_trackers(settings.trackers))
+    problems.refuse()
+    assert prepared is not None
+    assert members is not None
+    assert config is not None
+    return _Found(method, prepared, members, config)
+
+
+def _check_fit(problems: Problems, settings: Settings, task: Task, config: PretrainedConfig) -> None:
+    """Settings that this task on this host does not use, and a metric to choose by that it does not have."""
+    form = problems.look(lambda: answer_form(task, config))
+    problems.add(unused_here(settings, task.kind, form, is_decoder(config)) if form else [])
+    problems.look(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
 
 
 def few_to_validate(prepared: Prepared, most: int | None) -> Prepared:
