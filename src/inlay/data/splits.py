@@ -163,44 +163,58 @@ def _examples_of(task: Task, tables: dict[str, Table], few: bool = False) -> lis
 
 
 def _by_rule(tables: dict[str, Table], task: Task, data: Data, notes: list[str]) -> dict[str, Table]:
+    """The splits as `splits` and `validation` ask for them; see the head of this file."""
     tables = dict(tables)
-    mismatched = tables.get("mismatched")
     if not data.validation:
-        if "validation" in tables and "test" not in tables:
-            tables["test"] = tables["validation"]
-        elif "test" not in tables:
-            raise DataError(f"{task.name} has no rows to be judged on. Give test or validation rows.")
-        tables.pop("validation", None)
-        notes.append("no validation: the last state is the result")
-        return tables
-    if data.splits == "compacter" and "validation" in tables:
-        if task.compacter == "mismatched" and mismatched is not None:
-            tables["test"], tables["validation"] = tables["validation"], tables.pop("mismatched")
-            notes.append("compacter splits: mismatched rows are for validation, matched rows for the test")
-        elif task.compacter == "halve":
-            half = len(tables["validation"]) // 2
-            tables["test"], tables["validation"] = _drawn_apart(tables["validation"], half)
-            notes.append("compacter splits: half of the validation rows are test rows")
-        elif len(tables["train"]) <= HELD_OUT:
-            there = f"{tables['train'].source} has {len(tables['train']):,}"
-            raise DataError(
-                f"compacter holds out {HELD_OUT:,} training rows of {task.name}, and {there}. Use splits held_out."
-            )
-        else:
-            tables["test"] = tables["validation"]
-            tables["train"], tables["validation"] = _drawn_apart(tables["train"], HELD_OUT)
-            notes.append(
-                f"compacter splits: {HELD_OUT} training rows are validation rows, the validation rows are test rows"
-            )
+        _without_validation(tables, task, notes)
+    elif data.splits == "compacter" and "validation" in tables:
+        _as_in_compacter(tables, task, notes)
     elif data.splits == "held_out":
         _hold_out(tables, notes)
     elif "validation" not in tables:
-        if len(tables["train"]) < 2:
-            raise DataError(f"{tables['train'].source} has one row: nothing is left to train on. Give more rows.")
-        count = min(HELD_OUT, max(1, len(tables["train"]) // 10))
-        tables["train"], tables["validation"] = _drawn_apart(tables["train"], count)
-        notes.append(f"no validation rows: {count} training rows are held out for validation")
+        _hold_out_validation(tables, notes)
     return tables
+
+
+def _without_validation(tables: dict[str, Table], task: Task, notes: list[str]) -> None:
+    """Nothing chooses among states; validation rows give the score if there are no test rows."""
+    if "validation" in tables and "test" not in tables:
+        tables["test"] = tables["validation"]
+    elif "test" not in tables:
+        raise DataError(f"{task.name} has no rows to be judged on. Give test or validation rows.")
+    tables.pop("validation", None)
+    notes.append("no validation: the last state is the result")
+
+
+def _as_in_compacter(tables: dict[str, Table], task: Task, notes: list[str]) -> None:
+    """A test set by the rule that the paper has for this task."""
+    if task.compacter == "mismatched" and "mismatched" in tables:
+        tables["test"], tables["validation"] = tables["validation"], tables.pop("mismatched")
+        notes.append("compacter splits: mismatched rows are for validation, matched rows for the test")
+    elif task.compacter == "halve":
+        half = len(tables["validation"]) // 2
+        tables["test"], tables["validation"] = _drawn_apart(tables["validation"], half)
+        notes.append("compacter splits: half of the validation rows are test rows")
+    elif len(tables["train"]) <= HELD_OUT:
+        there = f"{tables['train'].source} has {len(tables['train']):,}"
+        raise DataError(
+            f"compacter holds out {HELD_OUT:,} training rows of {task.name}, and {there}. Use splits held_out."
+        )
+    else:
+        tables["test"] = tables["validation"]
+        tables["train"], tables["validation"] = _drawn_apart(tables["train"], HELD_OUT)
+        notes.append(
+            f"compacter splits: {HELD_OUT} training rows are validation rows, the validation rows are test rows"
+        )
+
+
+def _hold_out_validation(tables: dict[str, Table], notes: list[str]) -> None:
+    """A tenth of the training rows as validation rows."""
+    if len(tables["train"]) < 2:
+        raise DataError(f"{tables['train'].source} has one row: nothing is left to train on. Give more rows.")
+    count = min(HELD_OUT, max(1, len(tables["train"]) // 10))
+    tables["train"], tables["validation"] = _drawn_apart(tables["train"], count)
+    notes.append(f"no validation rows: {count} training rows are held out for validation")
 
 
 def _hold_out(tables: dict[str, Table], notes: list[str]) -> None:
