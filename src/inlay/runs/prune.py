@@ -47,7 +47,6 @@ def write_pruned(
     judged = opened.codec.encode(opened.rows(old.record()["judged"], None)[1])
     smaller = f"{name[:57]}-pruned"
     with replacing(out, ()) as draft:
-        run = Run(draft)
         before = opened.codec.measure(judged, ask(opened.host, opened.codec, judged))
         slow = _seconds(opened, judged)
         prune(opened.host, name, attention_on(opened.host, name, chosen), name=smaller, keep=keep, threshold=threshold)
@@ -57,23 +56,31 @@ def write_pruned(
         answers = ask(opened.host, opened.codec, judged)
         faster = slow / _seconds(opened, judged)
         after = opened.codec.measure(judged, answers)
-        for member in kept:
-            run.keep_member(old.members / member, member)
-        data = noted(opened.codec)
-        save(opened.host, smaller, run.inlay, task=opened.codec.task.name, metrics=after, data=data)
-        members = [str(Run(out).members.absolute() / member) for member in kept]
-        settings = old.config() | {"members": members, "name": smaller}
-        run.write_config(settings)
         validation = (
             opened.codec.measure(chosen, ask(opened.host, opened.codec, chosen)) if split == "validation" else {}
         )
-        changed: dict[str, Any] = {"name": smaller, "scores": after, "validation": validation, "status": "finished"}
-        changed |= {"settings": settings, "inlay_sha256": read_manifest(run.inlay).sha256, "faster": round(faster, 3)}
-        run.note(**old.record() | changed | {"pruned_from": str(old.folder.absolute())})
-        write_report(run, opened.host, opened.codec.task, judged, answers)
+        scores = {"name": smaller, "scores": after, "validation": validation, "status": "finished"}
+        _write_run(Run(draft), out, opened, scores, round(faster, 3))
+        write_report(Run(draft), opened.host, opened.codec.task, judged, answers)
     gone = [member.name for member in old.member_folders() if member.name not in kept]
     facts = {"name": smaller, "before": before, "after": after, "faster": faster}
     return facts | {"kept": list(kept), "gone": gone, "run": str(out)}
+
+
+def _write_run(run: Run, out: Path, opened: Opened, scores: dict[str, Any], faster: float) -> None:
+    """The pruned fusion, its members, settings and record; `out` is where the run's folder will be."""
+    old, smaller = opened.run, scores["name"]
+    assert old is not None
+    kept = inlays_of(opened.host)[smaller].method.needs
+    for member in kept:
+        run.keep_member(old.members / member, member)
+    data = noted(opened.codec)
+    save(opened.host, smaller, run.inlay, task=opened.codec.task.name, metrics=scores["scores"], data=data)
+    members = [str(Run(out).members.absolute() / member) for member in kept]
+    settings = old.config() | {"members": members, "name": smaller}
+    run.write_config(settings)
+    changed = {"settings": settings, "inlay_sha256": read_manifest(run.inlay).sha256, "faster": faster}
+    run.note(**old.record() | scores | changed | {"pruned_from": str(old.folder.absolute())})
 
 
 def _seconds(opened: Opened, judged: EncodedSplit) -> float:
