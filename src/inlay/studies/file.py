@@ -357,13 +357,17 @@ def _stages(study: Study) -> list[str]:
 
 
 def _way(study: Study, name: str) -> list[str]:
-    """What one way lacks, and what it has that its kind does not use."""
-    from inlay.studies.ways import USUAL, drafts, slots_of  # which read files like this one
-
+    """What is wrong with one way: with what the file says of it, or else with the cells that it would have."""
     way, where = study.ways[name], f"way {name!r} (kind {study.ways[name].kind})"
-    wanted = {"fusion": "members", "sequential": "start", "routing": "of"}
+    found = _words_by_kind(way, where) + _foundations(study, way, where) + _joint_members(study, way, where)
+    found += _routed(study, way, where) + _grid(way, where) + _without_use(way, where)
+    return found or _cells(study, name, where)
+
+
+def _words_by_kind(way: Way, where: str) -> list[str]:
+    """What its kind needs and it lacks, and what it has that only other kinds use."""
     found = []
-    for kind, field in wanted.items():
+    for kind, field in (("fusion", "members"), ("sequential", "start"), ("routing", "of")):
         spelt = "from" if field == "start" else field
         if way.kind == kind and not getattr(way, field):
             found.append(f"{where} needs {spelt}.")
@@ -375,27 +379,48 @@ def _way(study: Study, name: str) -> list[str]:
         found.append(f"{where} does not use routing; kind routing does, of a way that trains mixtures.")
     if way.routing != "ensemble" and "passes" in way.model_fields_set:
         found.append(f"{where} does not use passes; kind routing with routing: ensemble does.")
-    found += _foundations(study, way, where) + _joint_members(study, way, where)
-    if way.kind == "routing" and way.routing is None:
-        found.append(f"{where} needs routing: merged, random, first or ensemble.")
-    if way.kind == "routing" and way.of and not _is_mixture(study, study.ways[way.of]):
+    return found
+
+
+def _routed(study: Study, way: Way, where: str) -> list[str]:
+    """Kind routing: whether it says how, and whether there is a mixture to be routed."""
+    if way.kind != "routing":
+        return []
+    found = [f"{where} needs routing: merged, random, first or ensemble."] if way.routing is None else []
+    if way.of and not _is_mixture(study, study.ways[way.of]):
         found.append(f"{where}: of is {way.of!r}, which trains no mixture.")
-    found += [
-        f"{where}: the grid's {key} has nothing to choose from." for key, values in way.grid.items() if not values
-    ]
+    return found
+
+
+def _grid(way: Way, where: str) -> list[str]:
+    """Grids that have nothing to choose from, or that the kind cannot choose by."""
+    found = [f"{where}: the grid's {key} has nothing to choose from." for key, values in way.grid.items() if not values]
     if way.kind == "embeddings" and set(way.grid) - {"C"}:
         found.append(f"{where}: its grid can have C alone, the inverse strength of the regression's penalty.")
     elif way.kind == "embeddings" and (wrong := [c for c in way.grid.get("C", ()) if not _is_strength(c)]):
         found.append(f"{where}: the grid's C has numbers above 0, got {', '.join(map(repr, wrong))}.")
+    return found
+
+
+def _without_use(way: Way, where: str) -> list[str]:
+    """Settings of `inlay train` in ways that do not train as it does."""
+    from inlay.studies.ways import USUAL  # which reads files like this one
+
+    found = []
     if way.kind == "setfit" and (unknown := _named(way) - {"recipe", *USUAL}):
         found.append(f"{where} has no use for {', '.join(sorted(unknown))}: SetFit's own are {', '.join(USUAL)}.")
     own = {"recipe", *(way.grid if way.kind == "embeddings" else ())}
     if way.kind in ("embeddings", "routing") and (unused := _named(way) - own):
         found.append(f"{where} does not train the host, so it has no use for {', '.join(sorted(unused))}.")
-    if found:
-        return found
+    return found
+
+
+def _cells(study: Study, name: str, where: str) -> list[str]:
+    """What no cell of a way could be run with, each with the tasks that it is about."""
+    from inlay.studies.ways import drafts, slots_of  # which read files like this one
+
     problems: dict[str, list[str]] = {}
-    tried: set[Any] = set()
+    tried: set[tuple[str, int | None]] = set()
     for slot in slots_of(study, name):
         if (alike := (slot.task, slot.rows)) in tried:  # seeds and hosts change nothing here
             continue
@@ -413,7 +438,7 @@ def _way(study: Study, name: str) -> list[str]:
             told = str(error).replace("Settings has", "there is").replace("Settings.", "")
             for line in told.split("\n"):
                 problems.setdefault(line, []).append(slot.task)
-    every = set(study.tasks_of(way.tasks))
+    every = set(study.tasks_of(study.ways[name].tasks))
     return [f"{where}{_those(tasks, every)}: {line}" for line, tasks in problems.items()]
 
 
