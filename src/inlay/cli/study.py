@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from inlay.cli.flags import json_flag, quiet_flag
 from inlay.cli.output import columns, tell
+
+if TYPE_CHECKING:
+    from inlay.studies.engines.base import Engine
+    from inlay.studies.file import Study
+    from inlay.studies.plan import View
 
 HELP = """Run a grid of trainings and make its tables and figures.
 
@@ -77,7 +82,7 @@ def run(
         raise click.exceptions.Exit(2)
 
 
-def _engine(engine: str, address: str | None, processes: int | None, out: Path) -> Any:
+def _engine(engine: str, address: str | None, processes: int | None, out: Path) -> Engine:
     from inlay.errors import ConfigError
 
     if engine == "ray":
@@ -91,7 +96,7 @@ def _engine(engine: str, address: str | None, processes: int | None, out: Path) 
     return Processes(processes, log=out / "workers.log")
 
 
-def _read(file: str, host: tuple[str, ...], data_dir: Path | None) -> Any:
+def _read(file: str, host: tuple[str, ...], data_dir: Path | None) -> Study:
     from inlay.errors import ConfigError
     from inlay.studies.file import read_study
 
@@ -163,7 +168,7 @@ def _row_numbers(text: str | None) -> tuple[int | None, ...]:
     )
 
 
-def _say_table(view: Any, format_: str, as_json: bool, **asked: Any) -> None:
+def _say_table(view: View, format_: str, as_json: bool, **asked: Any) -> None:
     from inlay.studies.formats import FORMATS, as_facts
     from inlay.studies.tables import Asked, tables
 

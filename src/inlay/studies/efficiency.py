@@ -7,15 +7,18 @@ largest batch      (memory − fixed bytes) / bytes per row
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from inlay.runs.job import Job
 
 ROWS = 8
 """Rows of the measured step."""
 
 
-def step_costs(job: Any) -> dict[str, float]:
+def step_costs(job: Job) -> dict[str, float]:
     """One step on a few rows; nothing is learned from it."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -57,7 +60,7 @@ def step_costs(job: Any) -> dict[str, float]:
 
 
 def largest_batch(costs: dict[str, float], gigabytes: float) -> int | None:
-    """Rows of a step that fit into so much memory."""
+    """How many rows of a step fit into this much memory."""
     if not costs.get("bytes_per_row"):
         return None
     return max(0, int((gigabytes * 1024**3 - costs["fixed_bytes"]) / costs["bytes_per_row"]))

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from inlay.errors import ConfigError, InlayError
 from inlay.storage.files import is_full, write_whole
@@ -29,6 +29,16 @@ from inlay.storage.locks import InUse, locked
 from inlay.storage.plain_json import as_json, number, read_json
 from inlay.studies.cells import PARTS, Result, StudyFolder
 from inlay.studies.ways import JOINT
+
+if TYPE_CHECKING:
+    from inlay.data import Example, Prepared, Task
+    from inlay.runs.folder import TaskRun
+    from inlay.runs.job import Finishing, Job
+    from inlay.runs.joint_settings import JointSettings
+    from inlay.runs.settings import Settings
+    from inlay.studies.baseline import Fitted
+    from inlay.training.codec import Answer, EncodedSplit
+    from inlay.training.progress import Watcher
 
 Ending = Literal["finished", "elsewhere", "interrupted", "failed", "full"]
 """How running a cell ended. elsewhere: another process has it. full: the disk is."""
@@ -40,7 +50,7 @@ LEAK = 0.2
 """The share of judged rows that may also be trained on or choose: data sets repeat some."""
 
 
-def run_cell(cell: Description, watch: Any = None) -> tuple[Ending, str]:
+def run_cell(cell: Description, watch: Watcher | None = None) -> tuple[Ending, str]:
     """Run a cell that nobody else runs, or go on with it; how it ended, and what went wrong."""
     folder, name = StudyFolder(Path(cell["folder"])), str(cell["cell"])
     try:
@@ -63,7 +73,7 @@ def run_cell(cell: Description, watch: Any = None) -> tuple[Ending, str]:
         return ending, error
 
 
-def _run(folder: StudyFolder, name: str, cell: Description, watch: Any) -> tuple[Ending, str]:
+def _run(folder: StudyFolder, name: str, cell: Description, watch: Watcher | None) -> tuple[Ending, str]:
     from inlay.training.interrupt import Interrupted
 
     _forget_peak()
@@ -98,7 +108,7 @@ def _of_the_disk(problem: OSError) -> tuple[Ending, str]:
 # the works
 
 
-def _train(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+def _train(folder: StudyFolder, name: str, cell: Description, watch: Watcher | None) -> Result:
     from inlay.data import prepare
     from inlay.runs.folder import Run
     from inlay.runs.settings import Settings
@@ -124,7 +134,7 @@ def _train(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
     return _of_record(record, run.folder, run.folder / ANSWERS) | _over_time(run.history(), record, settings)
 
 
-def _joint(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+def _joint(folder: StudyFolder, name: str, cell: Description, watch: Watcher | None) -> Result:
     """Train several tasks together; `_part` says what came of each."""
     from inlay.data import prepare
     from inlay.runs.folder import Run
@@ -155,7 +165,7 @@ def _joint(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
     }
 
 
-def _part(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+def _part(folder: StudyFolder, name: str, cell: Description, watch: Watcher | None) -> Result:
     """One task of a joint training that is done: an equal share of its time and of the host that it left."""
     from inlay.runs.folder import Run
 
@@ -173,13 +183,13 @@ def _part(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Resu
     }
 
 
-def _joint_settings(out: Path, said: Mapping[str, Any]) -> Any:
+def _joint_settings(out: Path, said: Mapping[str, Any]) -> JointSettings:
     from inlay.runs.joint_settings import JointSettings
 
     return JointSettings(**dict(said) | {"out": out, "threads": 1})
 
 
-def _of_task(folder: Path, task: Any, settings: Any) -> Result:
+def _of_task(folder: Path, task: TaskRun, settings: JointSettings) -> Result:
     """What a joint run says of one of its tasks."""
     record = task.record()
     own = settings.task_settings(task.task, dict(settings.tasks)[task.task])
@@ -193,8 +203,8 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _finishing(
-    file_of: Callable[[Any], Path], folder: StudyFolder | None = None, needs: Sequence[str] = ()
-) -> Callable[..., None]:
+    file_of: Callable[[Job], Path], folder: StudyFolder | None = None, needs: Sequence[str] = ()
+) -> Finishing:
     """Keeps what only the run itself knows: its answers, their loss, a fusion's attention, judged rows known before."""
     from inlay.host.verbs import activate
     from inlay.studies.answers import judged_facts
@@ -202,7 +212,7 @@ def _finishing(
     from inlay.studies.overlap import seen_before
     from inlay.training.evaluate import attention_on
 
-    def keep(job: Any, judged: Any, answers: Any) -> None:
+    def keep(job: Job, judged: EncodedSplit, answers: list[Answer]) -> None:
         if job.name is not None:
             activate(job.host, job.name)  # of several tasks, another one may be
         facts = judged_facts(job.prepared.task, judged.examples, [answer.prediction for answer in answers])
@@ -211,6 +221,7 @@ def _finishing(
         if folder is not None and (seen := seen_before(folder, needs, job.prepared.task.name, judged.examples)):
             facts["seen_before"] = seen
         if job.settings.mode == "fusion":
+            assert job.name is not None
             some = job.codec.encode((job.prepared.validation or job.prepared.train)[:ATTENTION_ROWS])
             heard = attention_on(job.host, job.name, some)
             facts["attention"] = {
@@ -254,7 +265,7 @@ def _host_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in (folder / "host").glob("*.safetensors"))
 
 
-def _over_time(entries: list[dict[str, Any]], record: dict[str, Any], settings: Any) -> Result:
+def _over_time(entries: list[dict[str, Any]], record: dict[str, Any], settings: Settings) -> Result:
     """[step, training loss, main validation metric] of every evaluation, and what a grid is chosen by.
 
     Where no metric decides, it is the lowest loss of the validation rows.
@@ -273,7 +284,7 @@ def _short(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
 
 
-def _embeddings(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+def _embeddings(folder: StudyFolder, name: str, cell: Description, watch: Watcher | None) -> Result:
     from inlay.studies.baseline import fit
 
     settings, prepared = _rows_for(folder, name, cell)
@@ -284,7 +295,7 @@ def _embeddings(folder: StudyFolder, name: str, cell: Description, watch: Any) -
     }
 
 
-def _setfit(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+def _setfit(folder: StudyFolder, name: str, cell: Description, watch: Watcher | None) -> Result:
     from importlib.metadata import version
 
     from inlay.studies.contrastive import fit
@@ -298,7 +309,7 @@ def _setfit(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Re
     }
 
 
-def _rows_for(folder: StudyFolder, name: str, cell: Description) -> tuple[Any, Any]:
+def _rows_for(folder: StudyFolder, name: str, cell: Description) -> tuple[Settings, Prepared]:
     """Settings and rows of a cell that does not train as `inlay train` does."""
     from inlay.data import prepare
     from inlay.runs.ready import few_to_validate
@@ -312,7 +323,7 @@ def _rows_for(folder: StudyFolder, name: str, cell: Description) -> tuple[Any, A
     return settings, prepared
 
 
-def _of_fitted(settings: Any, prepared: Any, found: Any) -> Result:
+def _of_fitted(settings: Settings, prepared: Prepared, found: Fitted) -> Result:
     from inlay.data.metrics import score
     from inlay.runs.facts import peak_megabytes
     from inlay.runs.folder import versions
@@ -336,7 +347,7 @@ def _of_fitted(settings: Any, prepared: Any, found: Any) -> Result:
     }
 
 
-def _route(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Result:
+def _route(folder: StudyFolder, name: str, cell: Description, watch: Watcher | None) -> Result:
     """Ask a mixture by others of its modules than their mean. Nothing is trained."""
     import torch
 
@@ -374,7 +385,7 @@ def _route(folder: StudyFolder, name: str, cell: Description, watch: Any) -> Res
     )
 
 
-WORK: dict[str, Callable[[StudyFolder, str, Description, Any], Result]] = {
+WORK: dict[str, Callable[[StudyFolder, str, Description, Watcher | None], Result]] = {
     "train": _train,
     "joint": _joint,
     "part": _part,
@@ -387,11 +398,8 @@ WORK: dict[str, Callable[[StudyFolder, str, Description, Any], Result]] = {
 # their parts
 
 
-def check_apart(prepared: Any) -> None:
+def check_apart(prepared: Prepared) -> None:
     """Refuse rows that judge what they, or their copies, have chosen or taught."""
-    from inlay.data.splits import Prepared
-
-    assert isinstance(prepared, Prepared)
     if prepared.judge == "validation":
         raise ConfigError(
             f"{prepared.task.name} has no test rows, so that its validation rows would choose and judge at once. "
@@ -407,19 +415,21 @@ def check_apart(prepared: Any) -> None:
             )
 
 
-def _task_facts(task: Any) -> dict[str, Any]:
+def _task_facts(task: Task) -> dict[str, Any]:
     positive = task.labels.index(task.positive) if task.positive in task.labels else len(task.labels) - 1
     facts = {"name": task.name, "kind": task.kind, "metrics": list(task.metrics), "labels": len(task.labels)}
     return facts | ({"positive_index": positive} if task.kind == "classification" else {})
 
 
-def _loss(examples: Any, answers: Any) -> float | None:
+def _loss(examples: Sequence[Example], answers: Sequence[Answer]) -> float | None:
     """The mean of −log p of the right label; None where there are no probabilities of labels."""
-    if not all(isinstance(e.target, int) and a.probabilities and len(a.probabilities) > e.target >= 0
-               for e, a in zip(examples, answers, strict=True)):  # fmt: skip
-        return None
-    each = [-math.log(max(a.probabilities[e.target], 1e-12)) for e, a in zip(examples, answers, strict=True)]
-    return round(sum(each) / len(each), 5)
+    likely = []
+    for example, answer in zip(examples, answers, strict=True):
+        right, shares = example.target, answer.probabilities or ()
+        if not isinstance(right, int) or not 0 <= right < len(shares):
+            return None
+        likely.append(shares[right])
+    return round(sum(-math.log(max(p, 1e-12)) for p in likely) / len(likely), 5)
 
 
 def _forget_peak() -> None:
