@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from inlay.errors import ConfigError, nearest
 
-MOST = 100
-"""Errors that are told at once; a file with more is not one that somebody mistyped."""
-LONGEST = 200
-"""Characters of a value that a message shows."""
-DEEPEST = 50
-"""Lists within lists; no setting has as many."""
+MOST_ERRORS = 100
+"""A message lists at most this many errors."""
+LONGEST_VALUE = 200
+"""A message shows at most this many characters of a value."""
+DEEPEST_NESTING = 50
+"""Values that are nested deeper than this are refused; no setting needs it."""
 
 
 class Config(BaseModel):
@@ -40,7 +40,7 @@ def each_once(names: tuple[str, ...], what: str) -> tuple[str, ...]:
 def _in_words(config: type[Config], error: ValidationError) -> str:
     lines = []
     problems = error.errors()
-    for problem in problems[:MOST]:
+    for problem in problems[:MOST_ERRORS]:
         field = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             lines.append(f"{config.__name__} has no setting {field!r}.{nearest(field, config.model_fields)}")
@@ -48,8 +48,8 @@ def _in_words(config: type[Config], error: ValidationError) -> str:
             seen = "" if problem["type"] == "missing" or not field else f", got {_short(problem['input'])}"
             message = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{config.__name__}{'.' if field else ''}{field}: {message}{seen}{_hint(problem)}")
-    if len(problems) > MOST:
-        lines.append(f"and {len(problems) - MOST:,} more")
+    if len(problems) > MOST_ERRORS:
+        lines.append(f"and {len(problems) - MOST_ERRORS:,} more")
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -64,7 +64,7 @@ def _short(value: Any) -> str:
         shown = repr(value)
     except (ValueError, RecursionError):  # Python prints no number of thousands of digits
         return f"a {type(value).__name__} that is too large to show"
-    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
+    return shown if len(shown) <= LONGEST_VALUE else f"{shown[:LONGEST_VALUE]}…"
 
 
 def _check_texts(config: type[Config], fields: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ def _check_texts(config: type[Config], fields: dict[str, Any]) -> None:
 
 
 def _writable(value: Any, depth: int = 0) -> bool:
-    if depth > DEEPEST:
+    if depth > DEEPEST_NESTING:
         return False
     if isinstance(value, str | PurePath):
         text = str(value)

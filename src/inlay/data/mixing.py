@@ -121,7 +121,7 @@ class TaskDraws:
         self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self, count: int, epoch: int) -> list[str]:
-        """So many tasks, drawn independently with the shares of an epoch, counted from 1."""
+        """This many tasks, drawn independently with the shares of an epoch (counted from 1)."""
         import torch
 
         names = list(self.rows)

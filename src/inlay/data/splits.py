@@ -110,7 +110,7 @@ def _few(table: Table, task: Task, data: Data, notes: list[str]) -> Table:
 
 
 def _of_each_class(table: Table, task: Task, count: int, seed: int) -> Table:
-    """So many rows of each label, drawn at random."""
+    """This many rows of each label, drawn at random."""
     if task.kind != "classification":
         raise DataError(f"per_class draws rows of each label, and {task.kind} has no label for each row. Use rows.")
     drawn: dict[str, list[int]] = {}

@@ -49,7 +49,7 @@ class Entry(Hooked):
         self.prompting = False
         """Whether the host is a causal decoder with tokens in front."""
         self.checkpointable = checkpointable(host)
-        self.words = _words(host)
+        self.embeddings = _embeddings(host)
         base = host.get_submodule(anatomy.begins)
         self.base_inputs = list(inspect.signature(base.forward).parameters)
         self.inputs = list(inspect.signature(host.forward).parameters)
@@ -76,23 +76,23 @@ class Entry(Hooked):
         plan = self.active[0].plan
         _refuse_replica(host, plan)
         if plan.setup is not None:
-            self._look_at_words(host, plan)
+            self._check_embeddings(host, plan)
         if plan.rows is not None:
             self._check_rows(plan.rows, args, kwargs)
         if plan.pools:
             self.mask.put(self._given("attention_mask", args, kwargs))
 
-    def _look_at_words(self, host: nn.Module, plan: Plan) -> None:
-        """The host's first and last modules are others after its vocabulary was resized."""
-        if any(parent._modules.get(name) is not module for parent, name, module in self.words) and check_sites(
+    def _check_embeddings(self, host: nn.Module, plan: Plan) -> None:
+        """After its vocabulary was resized, the host has other modules for its embeddings."""
+        if any(parent._modules.get(name) is not module for parent, name, module in self.embeddings) and check_sites(
             host, self.sites[0], plan
         ):
-            self.words = _words(host)
+            self.embeddings = _embeddings(host)
 
     @property
     def embed(self) -> nn.Module:
-        """The host's words as vectors."""
-        parent, name, _ = self.words[0]
+        """The host's input embeddings."""
+        parent, name, _ = self.embeddings[0]
         return parent._modules[name]  # type: ignore[return-value]
 
     def read(self, reader: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -206,8 +206,8 @@ class Entry(Hooked):
                 return
 
 
-def _words(host: Any) -> tuple[tuple[nn.Module, str, nn.Module], ...]:
-    """The modules between words and vectors, where a host begins and ends, and where they are."""
+def _embeddings(host: Any) -> tuple[tuple[nn.Module, str, nn.Module], ...]:
+    """The input embeddings and, if there are any, the output embeddings: each as (parent, name, module)."""
     found = []
     for module in filter(None, (host.get_input_embeddings(), host.get_output_embeddings())):
         parent, _, name = name_of(host, module).rpartition(".")

@@ -49,8 +49,8 @@ Problem = Literal["single_label_classification", "multi_label_classification", "
 class Head(Config):
     """A head that acts only while its inlay is active.
 
-    While it is, the host's config shows its labels, for losses and pipelines: activate None before
-    `host.save_pretrained`.
+    While it does, the host's config shows its labels, for losses and pipelines. `host.save_pretrained` still writes the
+    host's own head and labels.
     """
 
     labels: int | tuple[str, ...] | None = None

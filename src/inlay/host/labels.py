@@ -33,7 +33,7 @@ class Labels:
         self.problem: str | None = getattr(config, "problem_type", None)
 
     def show(self, rows: Sequence[Sequence[Head]]) -> None:
-        """Those of the heads that are active; of several, if they differ, only how many the widest has.
+        """Show the labels of the active heads; if these differ, numbered ones, as many as the widest head has.
 
         rows: the own heads of all rows together, or of each part of Rows; where there are none, the host's own acts.
         """
@@ -54,7 +54,7 @@ class Labels:
         self.others = bool(heads)
 
     def put_back(self) -> None:
-        """The host's own again."""
+        """Show the host's own labels again."""
         if self.others:
             vars(self.host).pop(SAVE, None)
             self._say(self.count, self.names, self.numbers, self.problem)

@@ -17,7 +17,7 @@ MOVING = (HOOK, "_old_forward", "forward")
 
 
 def computes_on(host: nn.Module, weight: nn.Parameter) -> torch.device:
-    """Where what has a weight makes its outputs: where the weight is, or where it is brought when its module runs."""
+    """The device on which a weight's module computes: where the weight is, or where accelerate brings it."""
     if weight.is_meta:
         for module in host.modules():
             device: Any = getattr(getattr(module, HOOK, None), "execution_device", None)

@@ -30,7 +30,7 @@ from inlay.methods.acting import Draw
 ATTRIBUTE = "_gradient_checkpointing_func"
 """Where transformers keeps the function that checkpoints a layer."""
 CHANCE = threading.RLock()
-"""What was drawn is not each thread's own: one at a time goes back to it."""
+"""Threads share what was drawn, so only one at a time may go back to earlier draws."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Moment:
 
 
 class Around:
-    """Whose hooks on a layer put something in place while it runs."""
+    """Base of sites whose hooks on a layer put something in place while the layer runs."""
 
     def around(self, layer: nn.Module) -> AbstractContextManager[None]:
-        """The same for the length of a `with` block."""
+        """Put it in place for the length of a `with` block."""
         raise NotImplementedError
 
 

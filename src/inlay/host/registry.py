@@ -38,23 +38,23 @@ from inlay.host.weight_sites import WeightSite
 from inlay.methods.acting import Draw, Reads
 from inlay.methods.base import Method, fusion_can_read
 
-_TABLE = nn.ModuleDict()
-"""An empty one has the words that none of its modules can be named by: also `training`, which its class has not."""
+_EMPTY = nn.ModuleDict()
+"""No module in a ModuleDict can have the name of one of its attributes; `training` is one of an instance only."""
 
 
 def key_of(name: str) -> str:
-    """A name as a module's name, which may have no dots and not be a word that modules use themselves."""
+    """A name as a key of a ModuleDict, which cannot have dots or be the name of one of its attributes."""
     key = name.replace(".", ":")
-    return f"{key}:" if hasattr(_TABLE, key) else key
+    return f"{key}:" if hasattr(_EMPTY, key) else key
 
 
 def site_key(path: str, acts: Acts = "output") -> str:
-    """A host module's path as a module's name, which ends like no name of the host's own."""
+    """A host module's path as a key of a ModuleDict."""
     return f"{'at' if acts == 'output' else acts}:{path.replace('.', ':')}"
 
 
 def id_of(key: str) -> str:
-    """The place that a module's name stands for."""
+    """The id of the place that a key stands for."""
     return key.replace(":", ".")
 
 
@@ -185,9 +185,10 @@ class Folded:
 
 
 class OwnConfigs:
-    """Configs of the host's own: hosts that were made from one config object share it, and ours say other things.
+    """Gives a host copies of its configs, because hosts that were made from one config object share it.
 
-    Under the labels of a head that is active here, or our attention's name, another host would compute something else.
+    What is written there for this host, the labels of an active head or the name of our attention, would make another
+    host compute something else.
     """
 
     def __init__(self, host: nn.Module) -> None:

@@ -46,7 +46,7 @@ CONFIG, RECORD, METRICS, CHECKPOINT, LOCK = (
 OLD_NAMES = {"train": "train_file", "validation": "validation_file", "test": "test_file"}
 """Settings that had another name in the config.yaml of earlier runs."""
 BEFORE: dict[str, Any] = {"no_decay": [], "prompt": ""}
-"""What held, without being said, in runs that were begun before these settings came to be: now one of them is said."""
+"""What applied in runs that were begun before these settings existed; newer runs record at least one of them."""
 PACKAGES = ("inlay", "torch", "transformers", "accelerate", "datasets")
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from inlay.checkpoints.manifest import read_manifest
 from inlay.checkpoints.ours import save
@@ -263,7 +263,7 @@ class _FoundTask:
 class _Found:
     tasks: Mapping[str, _FoundTask]
     sampling: Sampling
-    config: PretrainedConfig
+    config: PreTrainedConfig
 
 
 def _checked(settings: JointSettings, allowed: Allowed, resume: bool) -> _Found:
@@ -302,7 +302,7 @@ def _wrong_names(settings: JointSettings) -> list[str]:
 
 
 def _found_task(
-    problems: Problems, settings: JointSettings, name: str, own: Mapping[str, Any], config: PretrainedConfig | None
+    problems: Problems, settings: JointSettings, name: str, own: Mapping[str, Any], config: PreTrainedConfig | None
 ) -> _FoundTask | None:
     """One task's settings, method and rows; None if they cannot be had."""
     mine = problems.look(lambda: settings.task_settings(name, own))
@@ -339,7 +339,7 @@ def _conflicts(tasks: Mapping[str, Task]) -> list[str]:
     return found
 
 
-def _unused(settings: JointSettings, found: Mapping[str, _FoundTask], config: PretrainedConfig | None) -> list[str]:
+def _unused(settings: JointSettings, found: Mapping[str, _FoundTask], config: PreTrainedConfig | None) -> list[str]:
     """What was said of a task and it does not use; what was said of all and none of them uses."""
     own, said = dict(settings.tasks), given_to_all(settings)
     told, idle = [], []

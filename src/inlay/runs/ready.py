@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from accelerate.tracking import get_available_trackers
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from inlay.checkpoints.manifest import read_manifest
 from inlay.data import Example, Prepared, Task, prepare
@@ -158,7 +158,7 @@ class _Found:
     method: Method | None
     prepared: Prepared
     members: list[Path]
-    config: PretrainedConfig
+    config: PreTrainedConfig
 
 
 def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
@@ -182,7 +182,7 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
     return _Found(method, prepared, members, config)
 
 
-def _check_fit(problems: Problems, settings: Settings, task: Task, config: PretrainedConfig) -> None:
+def _check_fit(problems: Problems, settings: Settings, task: Task, config: PreTrainedConfig) -> None:
     """Settings that this task on this host does not use, and a metric to choose by that it does not have."""
     form = problems.look(lambda: answer_form(task, config))
     problems.add(unused_here(settings, task.kind, form, is_decoder(config)) if form else [])

@@ -22,7 +22,7 @@ SPELT = {field: name for name, field in OTHER_NAMES.items()}
 """Fields that have another name in YAML and as flags."""
 
 FEW, FEW_LABELS = 1_000, "few-labels"
-"""So many training rows are few, and what is done then."""
+"""Up to this many training rows are few, and then this recipe is used unless another one is named."""
 
 
 class FusionOptions(Config):

@@ -39,5 +39,5 @@ class Limits(Config):
     """Seconds that a connection may be open without a whole request."""
 
     def until(self, seconds: float | None) -> float:
-        """When a request that would wait so long is given up, on the clock of `time.monotonic`."""
+        """When a request that would wait this long is given up, on the clock of `time.monotonic`."""
         return time.monotonic() + min(seconds or self.deadline, self.deadline)

@@ -111,7 +111,7 @@ def make_server(app: FastAPI, engine: Engine, host: str, port: int) -> Server:
 
 
 class Reloading(threading.Thread):
-    """Looks at the folders of the models every so many seconds, and loads what has changed."""
+    """Looks at the folders of the models at an interval, and loads what has changed."""
 
     def __init__(self, engine: Engine, every: float) -> None:
         super().__init__(name="inlay-reload", daemon=True)

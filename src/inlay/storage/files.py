@@ -11,9 +11,9 @@ import secrets
 from pathlib import Path
 
 PART = ".inlay-part"
-"""How the name of a file ends that is not complete yet."""
+"""The end of a file's name while it is incomplete."""
 THROUGH = ("/dev/", "/proc/")
-"""Names in these folders stand for something that is open already."""
+"""What has a path in these folders is written to as it is, and never replaced: open files and devices."""
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
@@ -68,7 +68,7 @@ def digest(file: Path) -> str:
 
 
 def process_mark() -> str:
-    """This machine and this process, for the names of what is not complete yet."""
+    """Identifies this machine and process, in the names of incomplete files and folders."""
     return f"{hashlib.sha256(platform.node().encode()).hexdigest()[:8]}-{os.getpid()}"
 
 

@@ -1,4 +1,4 @@
-"""What inlays, served models and the tasks of a joint run may be called: each becomes the name of a folder, too."""
+"""How inlays, served models and the tasks of a joint run may be named: each name is also that of a folder."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import re
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAMES_HAVE = "use 1 to 64 of A-Z a-z 0-9 . _ -, beginning with a letter or a digit"
-"""The same for people."""
+"""The same rule in words, for messages."""

@@ -25,7 +25,7 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from inlay.data.examples import Example
@@ -47,7 +47,7 @@ LONGEST_SPAN, N_BEST = 30, 20
 """Tokens of the longest answer, and how many spans of each window are compared."""
 
 
-def answer_form(task: Task, config: PretrainedConfig) -> AnswerForm:
+def answer_form(task: Task, config: PreTrainedConfig) -> AnswerForm:
     """How a host of this configuration answers a task."""
     if task.answer_with == "words":
         masked = not config.is_encoder_decoder and not is_decoder(config)
@@ -84,7 +84,7 @@ def _check_words(task: Task, host: str, masked: bool) -> None:
         raise InlayError(f"{task.name} cannot be answered with words: {'; '.join(problems)}.")
 
 
-def is_decoder(config: PretrainedConfig) -> bool:
+def is_decoder(config: PreTrainedConfig) -> bool:
     """Whether hosts of this configuration only predict the next token, as GPT-2 and Llama do."""
     kind = config.model_type
     return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES

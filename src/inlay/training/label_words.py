@@ -136,7 +136,7 @@ def cloze_features(
 
 
 def _shortened(ids: list[int], tokenizer: PreTrainedTokenizerBase, most: int) -> list[int]:
-    """At most so many tokens: the longer side of the masks loses those at its outer end."""
+    """At most this many tokens: the longer side of the masks loses those at its outer end."""
     if len(ids) <= most:
         return ids
     special = set(tokenizer.all_special_ids)

@@ -94,7 +94,7 @@ def given(host: PreTrainedModel, codec: Codec, batch: dict[str, Tensor]) -> dict
 
 
 def objective_for(host: PreTrainedModel, name: str | None, recipe: Recipe | None = None) -> Objective:
-    """The objective of what trains."""
+    """The loss that fits what trains: with a consistency loss for mixtures, and with `pairs` if the recipe says so."""
     recipe = recipe or Recipe()
     plain = _of_task(host, name, recipe)
     return partial(paired_loss, objective=plain, weight=recipe.pairs) if recipe.pairs else plain

@@ -22,7 +22,7 @@ class Watcher(Protocol):
     def step(self, done: int, loss: float, score: str) -> None: ...
 
     def asked(self, done: int, total: int) -> None:
-        """So many of the rows of an evaluation are answered."""
+        """This many of the rows of an evaluation are answered."""
 
     def say(self, text: str) -> None: ...
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from inlay.data.examples import Example
 from inlay.errors import ConfigError
@@ -370,7 +370,7 @@ def cache_key(tokenizer: PreTrainedTokenizerBase, texts: list[str], pairs: Itera
     return digest.hexdigest()
 
 
-def positions_of(config: PretrainedConfig) -> int | None:
+def positions_of(config: PreTrainedConfig) -> int | None:
     """How many tokens a host has positions for, where its config says so."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions if positions is None else positions - (2 if config.model_type in COUNT_FROM_PADDING else 0)

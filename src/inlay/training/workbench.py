@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from inlay.checkpoints.load import load
 from inlay.checkpoints.manifest import read_manifest
@@ -44,7 +44,7 @@ from inlay.training.tokens import positions_of
 Pooling = Literal["first", "mean", "last", "host"]
 
 
-def open_config(name: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
+def open_config(name: str, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """The configuration of the host with this name or folder; Python code of the host's own runs only if trusted."""
     try:
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -68,7 +68,7 @@ class Workbench:
 
     @classmethod
     def open(
-        cls, name: str, task: Task, config: PretrainedConfig | None = None, *, trust_remote_code: bool = False
+        cls, name: str, task: Task, config: PreTrainedConfig | None = None, *, trust_remote_code: bool = False
     ) -> Workbench:
         """Open a host by its name or folder; `config` is its configuration, where that has been opened already."""
         trust = {"trust_remote_code": trust_remote_code}
@@ -207,14 +207,14 @@ class Workbench:
         return name
 
 
-def longest_input(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
+def longest_input(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """The most tokens that a host, its tokenizer and the user allow."""
     limits = [wanted, int(min(tokenizer.model_max_length, 1 << 30))]
     positions = positions_of(config)
     return min(limits if positions is None else [*limits, positions])
 
 
-def _class_for(form: AnswerForm, config: PretrainedConfig) -> Any:
+def _class_for(form: AnswerForm, config: PreTrainedConfig) -> Any:
     """The transformers class that opens a host for a form of answer."""
     if form == "labels":
         return transformers.AutoModelForSequenceClassification
