@@ -50,7 +50,7 @@ def work(
     except InlayError as error:
         for folder in written:  # all of it or nothing
             shutil.rmtree(folder)
-        comes = f"A head that can be written comes of training with --pooling {POOLING[format]}."
+        comes = f"A head that can be written is made by training with --pooling {POOLING[format]}."
         hint = (
             f"\nTo write it without a head: --without-head. {comes}"
             if "head" in str(error) and not without_head

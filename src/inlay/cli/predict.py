@@ -86,7 +86,7 @@ def work(
     if server is not None:
         flags = {"--data-dir": data_dir, "--text": text, "--pair": pair, "--label": label, "--host": host} | writing
         if given := sorted(f"--{name.lstrip('-')}" for name, value in flags.items() if value is not None):
-            raise ConfigError(f"{', '.join(given)} says how a run is opened here; the server has it open already.")
+            raise ConfigError(f"{', '.join(given)} says how to open a run here; the server has it open already.")
         _tell(_asked(server, str(path), texts, file), out)
         return
     use_threads(threads)

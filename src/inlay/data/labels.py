@@ -47,7 +47,7 @@ def in_any_file(text: str) -> str:
 def listed_labels(values: Any) -> list[Any]:
     """A list as it is, or the parts of a text between commas, as a CSV file has them."""
     if values is None:
-        raise DataError("the labels are missing or null; no label at all is an empty list")
+        raise DataError("the labels are missing or null; if a row has no label, write an empty list")
     if isinstance(values, str):
         return [part for value in values.split(",") if (part := value.strip())]
     return list(values) if isinstance(values, list | tuple) else [values]

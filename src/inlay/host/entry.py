@@ -219,8 +219,8 @@ def _refuse_replica(module: nn.Module, plan: Plan) -> None:
     """Refuse what nn.DataParallel makes of a host: its hooks are the original's, and run the original's inlays."""
     if plan.setup is not None and getattr(module, "_is_replica", False):
         raise SetupError(
-            "nn.DataParallel copies a host without what hooks on it run, so that its copies would use the first "
-            "device's inlays. Use one process per device: torchrun, or accelerate launch. The Trainer takes "
+            "nn.DataParallel copies a host but not what its hooks belong to, so its copies would use the inlays of the "
+            "first device. Use one process per device: torchrun, or accelerate launch. The Trainer takes "
             "nn.DataParallel where one process sees several GPUs; CUDA_VISIBLE_DEVICES=0 leaves it one."
         )
 

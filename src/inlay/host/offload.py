@@ -39,8 +39,8 @@ def check_here(name: str, inlay: nn.Module) -> None:
     """Refuse to read an inlay that was offloaded with its host: there are no numbers to read."""
     if any(parameter.is_meta for parameter in inlay.parameters()):
         raise SetupError(
-            f"{name!r} cannot be read: its weights are elsewhere until the host runs, which was offloaded with it. "
-            f"Do this before the host is offloaded, or offload the host before inlays come."
+            f"{name!r} cannot be read: it was offloaded with its host, so its weights are not here until that runs. "
+            f"Do this before offloading the host, or offload the host before adding inlays."
         )
 
 

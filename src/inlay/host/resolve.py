@@ -370,7 +370,7 @@ def _check_mean_head(setup: Average, heads: list[list[Head]]) -> None:
     flat = [head for own in found for head in own]
     if len(flat) > 1 and len(found) < len(setup.parts):
         raise SetupError(
-            f"{setup}: some parts have a head of their own and some have not. Give all or one of them a head."
+            f"{setup}: some parts have a head of their own and some have not. Give a head to all of them, or to one."
         )
     if len({(head.names, head.per_token) for head in flat}) > 1:
         raise SetupError(

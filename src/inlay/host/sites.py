@@ -56,7 +56,8 @@ def check_sites(host: nn.Module, sites: nn.ModuleDict, plan: Plan) -> bool:
     if needed := [path for path in lost if path in plan.steps or path in plan.inputs]:
         raise SetupError(
             f"{' and '.join(needed)} stands where another module stood when inlays were set in, as after "
-            f"resize_token_embeddings, so that what they have there cannot act. Resize a host before, or remove them."
+            f"resize_token_embeddings, so what they have there cannot act. Resize the host before adding inlays, or "
+            f"remove them."
         )
     return not lost
 

@@ -105,7 +105,7 @@ class ByRow:
         if h.shape[0] % parts:
             raise SetupError(
                 f"Rows has {parts} parts, but a module that an inlay changes gave out {tuple(h.shape)}. Either the "
-                f"batch is another, or this is what all rows share, as DeBERTa's relative positions: inlays that "
+                f"batch has another size, or all rows share this, like DeBERTa's relative positions: inlays that "
                 f"change it cannot act in Rows."
             )
         if back is None and torch.is_grad_enabled():

@@ -57,7 +57,7 @@ class Alternatives(nn.Module):
         if x.shape[0] % len(drawn):
             raise SetupError(
                 f"a mixture got {tuple(x.shape)}, which has no {len(drawn)} equal parts: the rows of the batch share "
-                f"it, as DeBERTa's relative positions. Leave this projection out, or use mixture_loss(…, weight=0)."
+                f"it, like DeBERTa's relative positions. Leave this projection out, or use mixture_loss(…, weight=0)."
             )
         return torch.cat([self.maps[m](part) for m, part in zip(drawn, x.chunk(len(drawn)), strict=True)])
 
@@ -220,7 +220,7 @@ class Mixture(Method):
             raise ConfigError("what stands in front of a text is the same for all its tokens: use by='text'.")
         if self.by == "text" and (anatomy.causal or place.stack == "decoder"):
             raise ConfigError(
-                f"{place.id}: a decoder has no whole text while it writes, so that no gate can judge it. Use "
+                f"{place.id}: a decoder does not have the whole text while it writes, so a gate cannot judge it. Use "
                 f"by='token', or leave the decoder out."
             )
 

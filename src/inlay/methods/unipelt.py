@@ -149,8 +149,8 @@ class UniPELT(Method):
     def places(self, anatomy: Anatomy) -> Iterator[Place]:
         if "encoder" not in anatomy.depth:
             raise AnatomyError(
-                "a gate is a mean over a whole text, which a decoder has not while it writes. UniPELT needs a host "
-                "with an encoder; on this one use LoRA, a prefix and a bottleneck in a Stack."
+                "a gate is a mean over a whole text, which a decoder does not have while it writes. UniPELT needs a "
+                "host with an encoder; on this one use LoRA, a prefix and a bottleneck in a Stack."
             )
         for method in self.parts():
             yield from (place for place in method.places(anatomy) if place.stack == "encoder")

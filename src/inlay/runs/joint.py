@@ -333,7 +333,7 @@ def _conflicts(tasks: Mapping[str, Task]) -> list[str]:
         first = by_name.setdefault(task.name, name)
         if set(tasks[first].labels) != set(task.labels):
             found.append(
-                f"{first} and {name} are both called {task.name!r}, but the one has the labels "
+                f"{first} and {name} are both called {task.name!r}, but one has the labels "
                 f"{', '.join(tasks[first].labels)} and the other {', '.join(task.labels)}. Give each its own name."
             )
     return found

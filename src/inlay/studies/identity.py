@@ -42,7 +42,7 @@ def host_digest(host: str) -> str:
     if folder.is_dir():
         files = sorted(file for file in folder.iterdir() if file.suffix in HOST_FILES)
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"the host {host} has no config.json: it is no folder of a pretrained model.")
+            raise ConfigError(f"the host {host} has no config.json, so it is not the folder of a pretrained model.")
         return digest_of({file.name: digest(file) for file in files})
     from inlay.training.workbench import open_config
 

@@ -295,7 +295,7 @@ def _alike(study: Study, slot: Slot, way: str, task: str) -> Slot:
     for what, wanted, there in (("rows", slot.rows, study.rows_of(way)), ("seed", slot.seed, study.seeds_of(way))):
         if wanted not in there and len(there) != 1:
             listed = ", ".join("all" if one is None else str(one) for one in there)
-            raise ConfigError(f"it needs way {way!r} with {what} {wanted or 'all'}, which that way has not: {listed}.")
+            raise ConfigError(f"it needs way {way!r} with {what} {wanted or 'all'}, but that way only has {listed}.")
         found[what] = wanted if wanted in there else there[0]
     return Slot(slot.host, task, way, **found)
 

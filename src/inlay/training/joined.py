@@ -197,7 +197,9 @@ def check_packing(host: PreTrainedModel, features: JoinedFeatures) -> None:
     window = getattr(host.config.get_text_config(), "sliding_window", None)
     told = f"{host.config.model_type} cannot pack rows"
     if window is not None and int(features.lengths.max()) > window:
-        raise ConfigError(f"{told}: its layers see {window} tokens back, which a mask of rows does not say. {TO_DO}")
+        raise ConfigError(
+            f"{told}: its layers see only the last {window} tokens, which a mask of rows does not express. {TO_DO}"
+        )
     ids = torch.cat([features.inputs.columns["input_ids"][_span(features, row)].long() for row in rows])
     sizes = [int(features.inputs.lengths[row]) for row in rows]
     owner = torch.cat([torch.full((size,), i) for i, size in enumerate(sizes)]).unsqueeze(0)

@@ -173,7 +173,7 @@ class JointLoop(Loop):
         if by_loss and not self.apart and self.stop_on == MEAN and len(by_loss) < len(names):
             raise ConfigError(
                 f"`select` is {LOSS} for {', '.join(by_loss)} and a metric for the others: these have no mean. "
-                f"Choose by one of both for all tasks, or by one task (`stop_on`)."
+                f"Use {LOSS} for all tasks or for none, or let one task decide (`stop_on`)."
             )
         self.together: bool | None = None
         """Whether rows of several tasks can share one pass; None: not known yet."""

@@ -121,7 +121,7 @@ def load_state(path: Path, learned: Learned, optimizer: torch.optim.Optimizer, p
         position = Position(**json.loads(notes["position"]))
     except (Damaged, OSError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is cut or altered, so that this run cannot go on from it: {error}. "
+            f"{path} is cut or altered, so this run cannot continue from it: {error}. "
             f"Delete it and resume to train from the first step, or start a new run."
         ) from None
     now, best = _under("now.", tensors), _under("best.", tensors)
