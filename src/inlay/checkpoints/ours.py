@@ -45,7 +45,7 @@ from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest
 from inlay.errors import CheckpointError, InlayError
 from inlay.host.heads import CHOICE, Head
 from inlay.host.offload import check_here
-from inlay.host.registry import Inlay
+from inlay.host.registry import Inlay, Inlays
 from inlay.host.verbs import bare, free_name, inlays_of, registering
 from inlay.methods.base import method_from
 from inlay.storage.files import digest as _digest
@@ -68,25 +68,7 @@ def save(
     for each in (name, *inlay.method.needs):
         check_here(each, inlays[each])
         check_whole(inlays[each], model, inlays.anatomy)
-    manifest = {
-        "format": FORMAT,
-        "kind": "inlay",
-        "name": name,
-        "method": inlay.method.describe(),
-        "host": describe_host(model, inlays.anatomy),
-        "head": None if inlay.head is None else inlay.head.described(),
-        "norms": inlay.norms,
-        "task": task,
-        "metrics": finite({key: _as_number(value) for key, value in (metrics or {}).items()}),
-        "versions": {package: importlib.metadata.version(package) for package in ("inlay", "torch", "transformers")},
-        "members": {member: identity(inlays[member]) for member in inlay.method.needs},
-    }
-    if data is not None:
-        manifest["data"] = data
-    try:
-        digest_of(manifest)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{name!r} is not saved: task, metrics and data are noted as JSON. {error}") from None
+    manifest = _manifest_of(model, inlay, inlays, task, metrics or {}, data)
     tensors = _apart({key: tensor.detach().cpu().contiguous() for key, tensor in gathered(inlay.tensors()).items()})
     if broken := not_finite(tensors):
         raise CheckpointError(
@@ -101,6 +83,35 @@ def save(
     finally:
         torch.distributed.barrier()  # all processes have gathered, and go on when the folder is there
     return Path(os.path.abspath(path))
+
+
+def _manifest_of(
+    host: PreTrainedModel, inlay: Inlay, inlays: Inlays, task: str | None, metrics: dict[str, float],
+    data: dict[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The manifest of an inlay, without its files; refused if it cannot be written as JSON."""
+    manifest = {
+        "format": FORMAT,
+        "kind": "inlay",
+        "name": inlay.name,
+        "method": inlay.method.describe(),
+        "host": describe_host(host, inlays.anatomy),
+        "head": None if inlay.head is None else inlay.head.described(),
+        "norms": inlay.norms,
+        "task": task,
+        "metrics": finite({key: _as_number(value) for key, value in metrics.items()}),
+        "versions": {package: importlib.metadata.version(package) for package in ("inlay", "torch", "transformers")},
+        "members": {member: identity(inlays[member]) for member in inlay.method.needs},
+    }
+    if data is not None:
+        manifest["data"] = data
+    try:
+        digest_of(manifest)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{inlay.name!r} is not saved: task, metrics and data are noted as JSON. {error}"
+        ) from None
+    return manifest
 
 
 def _as_number(value: Any) -> Any:

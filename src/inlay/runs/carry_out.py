@@ -86,5 +86,5 @@ def carry_out(
             run.note(status="diverged")
             if error.best_step is None or not run.checkpoint.exists():
                 raise
-            raise Diverged.told(f"{error}\nTo take that state as the result: inlay finish {run.folder}") from None
+            raise error.with_hint(f"To take that state as the result: inlay finish {run.folder}") from None
     return run

@@ -61,12 +61,10 @@ class Diverged(InlayError):
         )
         self.best_step = best_step
 
-    @classmethod
-    def told(cls, message: str) -> Diverged:
-        """With another message."""
-        error = cls(0, "", None)
-        error.args = (message,)
-        return error
+    def with_hint(self, hint: str) -> Diverged:
+        """The same with another line at the end of its message."""
+        self.args = (f"{self}\n{hint}",)
+        return self
 
 
 @dataclass
