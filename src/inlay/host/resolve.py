@@ -17,8 +17,9 @@ trained bias of a norm, is added after that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from torch import nn
 
@@ -49,11 +50,23 @@ class Resident(Protocol):
     def part(self, place: Place) -> nn.Module | None: ...
 
 
+@dataclass(frozen=True)
+class _Fronts:
+    """What stands in front of what the host attends to; the fields are those of `Plan`."""
+
+    keys: Mapping[str, InFront]
+    tokens: InFront | None
+    shifts: tuple[int, ...]
+    attends: bool
+
+
 class Resolver:
     """Resolves setups for one host and the inlays that live in it."""
 
     def __init__(self, host: nn.Module, anatomy: Anatomy, inlay_named: Callable[[str], Resident], folded: bool) -> None:
         self.host, self.anatomy, self.inlay_named, self.folded = host, anatomy, inlay_named, folded
+        self.keeps: set[str] = set()
+        """Modules whose input a step of the plan in the making reads later on; see `Plan.keeps`."""
 
     def plan(self, setup: Setup, modules: Iterable[str]) -> Plan:
         """What acts at these modules of the host."""
@@ -63,7 +76,7 @@ class Resolver:
         self._check_averages(setup)
         heads = self.heads(setup)
         steps: dict[str, Step] = {}
-        self.keeps: set[str] = set()
+        self.keeps = set()
         for module in modules:
             if self._branch_of(module) is None and (step := self._at_module(setup, module)) is not None:
                 steps[module] = step
@@ -77,10 +90,12 @@ class Resolver:
         rows = next((len(s.parts) * s.each for s in walk(setup) if isinstance(s, Rows)), None)
         if rows:
             self._check_rows(setup, steps)
+        fronts = self._fronts(setup)
         return Plan(
             setup, steps, keeps=frozenset(self.keeps), lasts=frozenset(lasts), branches=frozenset(branches), rows=rows,
             layers=self._layers(setup), whole_texts=self._whole_texts(setup),
-            inputs=self._inputs(setup), weights=self._weights(setup), **self._fronts(setup),
+            inputs=self._inputs(setup), weights=self._weights(setup),
+            keys=fronts.keys, tokens=fronts.tokens, shifts=fronts.shifts, attends=fronts.attends,
             masks=any(self.inlay_named(name).method.reads_texts for name in names_in(setup)),
             pools=any(head.pooling for head in heads), per_token=any(head.per_token for head in heads),
             draws=tuple((inlay, inlay.draw) for inlay in map(self.inlay_named, names_in(setup))),  # type: ignore[misc]
@@ -113,7 +128,7 @@ class Resolver:
     def _branch_of(self, module: str) -> str | None:
         return next((name for name, end in self.anatomy.branches.items() if module in end.modules), None)
 
-    def _fronts(self, setup: Setup) -> dict[str, Any]:
+    def _fronts(self, setup: Setup) -> _Fronts:
         """What stands in front: of keys, of tokens, and how far that moves positions."""
         keys: dict[str, InFront] = {}
         tokens: InFront | None = None
@@ -128,7 +143,7 @@ class Resolver:
         shifts = tuple(map(sum, moves))
         attends = bool(keys) or (tokens is not None and self.anatomy.causal)
         shifts = shifts if len(set(shifts)) > 1 else shifts[:1]
-        return {"keys": keys, "tokens": tokens, "attends": attends, "shifts": shifts}
+        return _Fronts(keys, tokens, shifts, attends)
 
     def _by_row(self, setup: Setup, each: Callable[[Resident], tuple[T, ...]]) -> list[tuple[T, ...]]:
         """What the inlays of a setup have, in its order: for all rows together, or for each part of Rows."""
