@@ -25,15 +25,15 @@ class ConfigError(InlayError):
 
 
 class SetupError(InlayError):
-    """A setup has no meaning, or does not fit what is on the host."""
+    """A setup makes no sense, or does not fit what is on the host."""
 
 
 class AnatomyError(InlayError):
-    """It is not certain where things are in this host."""
+    """Inlay is not certain where things are in this host."""
 
 
 class CheckpointError(InlayError):
-    """A folder on disk is not a whole, unaltered inlay for this host."""
+    """A folder on disk is not a complete, unaltered inlay for this host."""
 
 
 class Problems:

@@ -45,7 +45,10 @@ ONLY_IN_TRAINING = {"before_dropout": False, "drop_first": 0, "subset": None}
 
 
 def export(host: nn.Module, name: str, path: str | os.PathLike[str], format: Literal["peft", "adapterhub"]) -> Path:
-    """Write an inlay as a folder of another library: LoRA for `peft`, or bottlenecks, fusions and LoRA for `adapters`.
+    """Write an inlay as a folder of another library.
+
+    format: "peft" takes LoRA, IA3, prefixes and prompts; "adapterhub", the format of `adapters`, takes bottlenecks,
+            Compacter, LoRA, IA3, prefixes, UniPELT and fusions.
 
     What the format cannot express is refused with the reason. The folder is read back before it gets its name.
     """

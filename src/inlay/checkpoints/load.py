@@ -32,11 +32,12 @@ def load(
 ) -> str | Setup:  # fmt: skip
     """Set a saved inlay into a host, under its own or another name; returns the name. One error lists all mismatches.
 
-    Folders of `adapters` and `peft` are known by their files and read too; a whole setup of `adapters` returns the
-    setup to activate instead of a name.
-    head:        False leaves the saved head away, as for a member of a fusion: any kind of task then fits this host.
-    any_members: a fusion needs its members on the host, and the very ones it was trained with unless this is set.
-    any_host:    load also into a host of the same form whose weights are not those that it was trained on.
+    Folders of `adapters` and `peft` are recognised by their files and read too. For a whole setup of `adapters`, the
+    setup to activate is returned instead of a name.
+
+    head:        False leaves out the saved head, so that an inlay of any kind of task can be a member of a fusion.
+    any_members: accept other members than those that a fusion was trained with; they have to be on the host.
+    any_host:    accept a host of the same shape with other weights than the one that it was trained on.
     pickled:     also read the `.bin` files of those libraries, as tensors only: nothing in them is executed.
     """
     model = bare(host)

@@ -10,7 +10,10 @@ import click
 from inlay.cli.flags import any_host_flag, host_flag, json_flag, overwrite_flag, path_argument, trust_flag
 from inlay.cli.output import tell
 
-HELP = """Write an inlay in the format of another library: peft (LoRA) or adapterhub (bottlenecks, Compacter, fusions).
+HELP = """Write an inlay in the format of another library.
+
+peft takes LoRA, IA3, prefixes and prompts; adapterhub (the format of adapters) takes bottlenecks, Compacter, LoRA, IA3,
+prefixes, UniPELT and fusions. What the format cannot express is refused.
 
 A fusion's members are written next to it, because that library needs them too.
 

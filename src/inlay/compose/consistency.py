@@ -40,9 +40,10 @@ def mixture_loss(
     Both passes are the halves of one doubled batch. `batch` is what the host takes, with `labels`.
     loss_fn: the task loss; by default cross-entropy, squared error for one output, token-wise for language models.
     detach:  each KL's target is a constant, as in the published code; False is the paper's plain formula.
-    compared: what a pass's logits become before they are measured and compared, such as one row per question.
-    problem: what is asked, in transformers' words; by default as the host is set.
-    aligned: whether `compared` gives the logits of the labels' own tokens, which causal language models do not.
+    compared: what is done to a pass's logits before they are scored and compared, such as one row per question.
+    problem: one of transformers' problem types; by default the host's own.
+    aligned: whether the logits that `compared` gives are those of the labels' own tokens; a causal language model's own
+             are for the next token.
     """
     model = bare(host)
     labels = batch.get("labels")
@@ -93,7 +94,7 @@ def shifts(model: PreTrainedModel, labels: Tensor) -> bool:
 
 
 def problem_of(model: PreTrainedModel, logits: Tensor, labels: Tensor) -> str:
-    """What is asked, in transformers' words: as the host is set, or by the shapes at hand."""
+    """transformers' problem type: the host's own, or by the shapes of logits and labels."""
     known = getattr(model.config, "problem_type", None)
     if known is not None and logits.dim() == 2:
         return known

@@ -16,7 +16,7 @@ from inlay.methods.mixture import Routing, alternatives, as_mixture
 
 @contextmanager
 def routing(host: nn.Module, name: str, how: Routing) -> Iterator[None]:
-    """Evaluate a mixture by another way than its mean, for the length of a `with` block: 'random' or 'first'."""
+    """For the length of a `with` block, evaluate a mixture by 'random' modules or the 'first', not by their mean."""
     inlay = inlays_of(host)[name]
     as_mixture(name, inlay.method)
     choices = alternatives(inlay)

@@ -35,7 +35,7 @@ def add_fusion(
     head:      a fresh head instead.
     norms:     whether the fusion owns a copy of the host's norms, or of the target's where it owns them.
 
-    A fusion with a head of its own cannot act inside the host's, where members may: name its sites then.
+    A fusion with a head of its own cannot act inside the host's head. If its members do, name its `sites`.
     """
     model, inlays = bare(host), inlays_of(host)
     free_name(model, name)

@@ -30,7 +30,7 @@ def add(
 
     head:      a head of its own, which stands in for the host's while the inlay is active.
     norms:     whether it owns a copy of every norm of the host; None leaves that to the method.
-    tokenizer: the host's, for a method that begins with a text: inlay.Prompt(text="…").
+    tokenizer: the host's, for a method that starts from a text: inlay.Prompt(text="…").
     """
     model = bare(host)
     free_name(model, name)
@@ -70,7 +70,7 @@ def activate(host: nn.Module, setup: Setup) -> None:
 
 
 def activator(host: nn.Module, setup: Setup) -> Callable[[], None]:
-    """A function that lets a setup act, resolved once: until an inlay comes, goes or changes its modules."""
+    """A function that activates a setup, resolved once: it holds until inlays are added, removed or changed."""
     model, inlays = bare(host), inlays_of(host)
     return partial(inlays.switch, model, inlays.resolve(model, setup))
 
@@ -119,11 +119,11 @@ def train(
 ) -> None:  # fmt: skip
     """Activate a setup and let it train: its inlays, or only those named, require gradients; all else is frozen.
 
-    What trains becomes float32 where it was bfloat16 or float16: a usual step is smaller than what these can tell
-    apart, and would be lost. The frozen host stays as it is, and so does the dtype of its outputs.
+    Parameters in bfloat16 or float16 that train are converted to float32, because a usual step is too small for these
+    dtypes and would be lost. The frozen host stays as it is, and so does the dtype of its outputs.
 
-    host_too:   the host's own weights train as well, but for its head where all of the setup's inlays have their own:
-                with `Rows("a", "b")` several tasks then share what they learn (multi-task training). A host in half
+    host_too:   the host's own weights train as well, except its head if every inlay of the setup has one of its own.
+                With `Rows("a", "b")` several tasks then share what they learn (multi-task training). A host in half
                 precision becomes float32 as a whole.
     keep_dtype: leave every parameter in its dtype, for an optimizer that keeps exact copies itself.
     """

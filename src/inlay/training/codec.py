@@ -318,7 +318,7 @@ class Codec:
         return int((labels != IGNORED).sum()) if self.form == "text" or self.task.kind == "tags" else len(labels)
 
     def problem(self) -> str:
-        """What is asked, in transformers' words."""
+        """transformers' problem type for this task."""
         if self.form == "text":
             return "single_label_classification"
         names = {"regression": "regression", "multilabel": "multi_label_classification"}
