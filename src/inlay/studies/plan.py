@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,6 @@ class Plan:
     @classmethod
     def of(cls, study: Study) -> Plan:
         """Read the hosts' and rows' digests from where they are; what is not there is told at once."""
-        from functools import partial
-
         hosts = [(f"host {name}", partial(host_digest, path)) for name, path in study.hosts.items()]
         rows = [
             (f"task {name}", partial(rows_digest, name, study.settings | said, study.data_dir))

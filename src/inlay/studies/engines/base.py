@@ -9,6 +9,9 @@ from typing import Any, Protocol
 from inlay.errors import ConfigError
 from inlay.studies.worker import Ending
 
+PATIENCE = 60.0
+"""Seconds that running cells have to save themselves when they are asked to stop."""
+
 
 class EngineError(ConfigError):
     """An engine cannot be had."""

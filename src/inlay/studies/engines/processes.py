@@ -20,12 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from inlay.studies.engines.base import Ended, Moved
+from inlay.studies.engines.base import PATIENCE, Ended, Moved
 from inlay.training.progress import Silent
 from inlay.training.threads import cores
 
-PATIENCE = 60.0
-"""Seconds that a process has to save its cell when it is asked to stop."""
 SPARE = 500.0
 """Megabytes that are left to everything else."""
 

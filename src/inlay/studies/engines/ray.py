@@ -15,10 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from inlay.errors import first_line
-from inlay.studies.engines.base import Ended, EngineError, Moved
+from inlay.studies.engines.base import PATIENCE, Ended, EngineError, Moved
 
-PATIENCE = 60.0
-"""Seconds that tasks have to save their cells when they are asked to stop."""
 ANSWERS_WITHIN = 5.0
 """Seconds that a cluster's address has to answer."""
 
