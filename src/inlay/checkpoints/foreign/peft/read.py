@@ -20,7 +20,7 @@ from inlay.checkpoints.foreign.files import Folder, Tensors, blaming, check_size
 from inlay.checkpoints.foreign.heads import logits_weight
 from inlay.checkpoints.foreign.keys import filled
 from inlay.checkpoints.foreign.patterns import Patterns
-from inlay.checkpoints.foreign.peft import ways
+from inlay.checkpoints.foreign.peft import prompts_prefixes_ia3
 from inlay.checkpoints.foreign.peft.keys import (
     LEAVES,
     ROOT,
@@ -62,8 +62,8 @@ def read(
     host: PreTrainedModel, anatomy: Anatomy, folder: Folder, name: str, pickled: bool, with_head: bool = True
 ) -> Inlay:  # fmt: skip
     """The inlay of a folder, not yet on the host."""
-    if folder.object(CONFIG).get("peft_type") in ways.KINDS:
-        return ways.read(host, anatomy, folder, name, pickled, with_head)
+    if folder.object(CONFIG).get("peft_type") in prompts_prefixes_ia3.KINDS:
+        return prompts_prefixes_ia3.read(host, anatomy, folder, name, pickled, with_head)
     wanted = read_options(folder)
     found = without_copies(read_tensors(folder.path, SAFE, PICKLE, pickled), folder)
     if not with_head:

@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 from inlay.anatomy.modules import inside, last_word
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.files import Files, Folder, JsonObject, Tensors
-from inlay.checkpoints.foreign.peft import ways
+from inlay.checkpoints.foreign.peft import prompts_prefixes_ia3
 from inlay.checkpoints.foreign.peft.heads import check_head, head_tensors, saved_modules
 from inlay.checkpoints.foreign.peft.keys import ROOT, bias_key, host_bias, places_of
 from inlay.checkpoints.foreign.peft.lora_pair import LoraPair, lora_pairs
@@ -30,7 +30,7 @@ V = TypeVar("V")
 def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> Files:
     """The files of an inlay in peft's format, by name."""
     if isinstance(inlay.method, IA3 | Prefix | Prompt):
-        return ways.write(host, inlays.anatomy, inlay)
+        return prompts_prefixes_ia3.write(host, inlays.anatomy, inlay)
     anatomy, method = inlays.anatomy, _lora(inlay)
     pairs = lora_pairs(inlay, anatomy, host)
     saved = saved_modules(inlay, anatomy, host)
