@@ -227,12 +227,32 @@ def test_a_candidate_that_fails_is_out_of_the_search(here, tmp_path):
     assert len(view.failures) == 2
 
 
+@pytest.mark.parametrize("broken", ["member", "candidates"])
+def test_the_mean_of_all_seeds_is_of_those_that_have_not_failed(here, finished, tmp_path, broken):
+    out, before, _ = finished
+    shutil.copytree(out, tmp_path / "out")
+    study, folder = study_in(here, search="mean"), StudyFolder(tmp_path / "out")
+    gone = {slot for slot in before.cells if (slot.seed, slot.task) == (1, "b") and slot.way in ("single", "fused")}
+    for cell in (
+        cell for slot in gone if broken == "candidates" or slot.way == "single" for cell in before.cells[slot]
+    ):
+        shutil.rmtree(folder.cell(cell.name))
+        folder.note_failure(cell.name, "it broke", final=True)
+    view, _ = run_here(study, tmp_path / "out")
+    assert view.failed == gone
+    assert set(view.filled) == set(view.plan.drafts) - gone
+    assert all(cell.name in view.results for cell in view.filled.values())
+
+
 def test_an_altered_result_is_refused(finished, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(finished[0], out)
     file = next((out / "cells").glob("*/cell.json"))
     file.write_text(file.read_text().replace('"seed": 1', '"seed": 3').replace('"seed": 0', '"seed": 2'))
     with pytest.raises(InlayError, match="does not match its sha256"):
+        view_of(out)
+    file.write_bytes(file.read_bytes()[:-40] + b"\xff")
+    with pytest.raises(InlayError, match=r"cut or altered: .*Delete the folder"):
         view_of(out)
 
 

@@ -102,10 +102,10 @@ class StudyFolder:
         """
         for file in (self.record(name), self.cells / name / RESULT):
             try:
-                text = file.read_text(encoding="utf-8")
+                content = file.read_bytes()
             except FileNotFoundError:
                 continue
-            return read_result(text, file, name)
+            return read_result(content, file, name)
         return None
 
     def record(self, name: str) -> Path:
@@ -210,12 +210,12 @@ class StudyFolder:
         shutil.rmtree(self.cell(name) / "host", ignore_errors=True)
 
 
-def read_result(text: str, file: Path, name: str) -> Result:
+def read_result(content: bytes, file: Path, name: str) -> Result:
     """A cell's result, whole and under its own name."""
     try:
-        if len(text) > LARGEST_RESULT:
+        if len(content) > LARGEST_RESULT:
             raise ValueError("it is larger than a result can be")
-        found = json.loads(text)
+        found = json.loads(content.decode())
         if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("cell") != name:
             raise ValueError(f"it is not the result of the cell {name}")
         if found.get("sha256") != digest_of(found):

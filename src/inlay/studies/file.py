@@ -153,7 +153,7 @@ class Study(Config):
     by_rows: dict[Rows, dict[str, Any]] = Field(default_factory=dict)
     """Settings that hold with one number of training rows."""
     search: Literal["each", "first", "mean"] = "each"
-    """Who chooses from a grid: each seed for itself, the first for all, or the mean of all seeds."""
+    """Who chooses from a grid: each seed for itself, the first for all, or the mean of all that have not failed."""
     tries: int = Field(default=3, ge=1)
     """How often a cell that breaks is run before it is shown as failed."""
     keep: Literal["inlays", "all"] = "inlays"

@@ -189,17 +189,18 @@ class View:
         return replace(slot, seed=first) if searches_once else slot
 
     def _choose(self, slot: Slot, cells: list[Cell]) -> None:
-        """By the validation rows alone; with search `mean` when all seeds are done."""
+        """By the validation rows alone; with search `mean` when all seeds are done, or have failed."""
         known = [cells]
         if self.plan.study.search == "mean" and len(cells) > 1:
-            seeds = self.plan.study.seeds_of(slot.way)
-            known = [self.cells.get(replace(slot, seed=seed), []) for seed in seeds]
+            seeds = [replace(slot, seed=seed) for seed in self.plan.study.seeds_of(slot.way)]
+            known = [self.cells.get(one, []) for one in seeds if one not in self.failed]
             if any(not one or not all(c.name in self.results or self.gave_up(c.name) for c in one) for one in known):
                 return  # `look` comes back when the other seeds are done
+            known = [one for one in known if any(c.name in self.results for c in one)]
         candidates = []
         for i, cell in enumerate(cells):
             found = [self.results[one[i].name]["selected"] for one in known if one[i].name in self.results]
-            if len(found) == len(known):
+            if cell.name in self.results and len(found) == len(known):
                 candidates.append(Searched(cell.name, sum(map(_number, found)) / len(found)))
         if not candidates:
             self.failed.add(slot)

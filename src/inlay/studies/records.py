@@ -52,9 +52,9 @@ class Records:
             name = file.stem
             self.kept.add(name)
             if not (study.record(name).is_file() or (study.cell(name) / RESULT).is_file()):
-                text = file.read_text(encoding="utf-8")
-                read_result(text, file, name)  # a broken one is told of here, before anything runs
-                write_whole(study.record(name), text)
+                content = file.read_bytes()
+                read_result(content, file, name)  # a broken one is told of here, before anything runs
+                write_whole(study.record(name), content)
                 count += 1
         return count
 
@@ -88,9 +88,10 @@ def export(folder: Path, out: Path) -> tuple[int, int]:
 
 
 def _write(file: Path, text: str) -> int:
-    if not file.is_file() or file.read_text(encoding="utf-8") != text:
-        write_whole(file, text)
-    return len(text.encode())
+    content = text.encode()
+    if not file.is_file() or file.read_bytes() != content:
+        write_whole(file, content)
+    return len(content)
 
 
 def _without_places(value: Any, name: str = "") -> Any:
