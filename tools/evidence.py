@@ -63,9 +63,9 @@ def _width(names: Iterable[str]) -> int:
 
 
 def _runs(folder: str) -> list[dict[str, str]]:
-    """Every run that is done."""
+    """Every run that has a score."""
     every = csv.DictReader(_inlay("study", "table", folder, "--format", "csv").splitlines())
-    return [row for row in every if row["state"] == "done"]
+    return [row for row in every if row["score"]]
 
 
 def _of(row: dict[str, str]) -> tuple[str, ...]:

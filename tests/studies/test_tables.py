@@ -47,6 +47,16 @@ def test_a_way_with_fewer_seeds_or_tasks_is_said_below_the_table(finished):
     assert "Rank: over b, which all ways have." in told
 
 
+def test_a_task_with_fewer_rows_than_the_table_is_said_below_it(finished, monkeypatch):
+    _, view, _ = finished
+    for result in view.results.values():
+        if result["task"]["name"] == "c":
+            monkeypatch.setitem(result, "rows", result["rows"] | {"train": 20})
+    (table,) = tables(view)
+    assert table.fewer_rows == {"c": 20}
+    assert "Fewer training rows: c 20." in caption(table)
+
+
 def test_arrows_and_wins_follow_the_tests(finished):
     _, view, _ = finished
     (table,) = tables(view)
@@ -72,7 +82,10 @@ def test_what_has_no_such_score_is_not_compared_by_it(finished, monkeypatch):
     for line in table.lines:
         assert line.entries["c"].spread is None
         assert line.entries["c"].against is None
+        assert line.entries["c"].state == "done"
         assert line.wins is None or sum(line.wins) == 1
+    rows = [row for row in csv.DictReader(io.StringIO(FORMATS["csv"]([table], view))) if row["task"] == "c"]
+    assert {(row["state"], row["score"]) for row in rows} == {("done", "")}, "its cells are not waited for"
 
 
 def test_a_study_that_has_not_run_shows_what_is_missing(here, tmp_path):

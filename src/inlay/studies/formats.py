@@ -29,6 +29,8 @@ def caption(table: Table) -> list[str]:
     judged = ", ".join(f"{task} {rows:,} ({table.metrics[task]})" for task, rows in table.judged.items())
     if judged:
         told.append(f"Judged rows: {judged}.")
+    if table.fewer_rows:
+        told.append(f"Fewer training rows: {', '.join(f'{task} {rows:,}' for task, rows in table.fewer_rows.items())}.")
     seen = [
         f"{task} {rows:,} ({other}'s)" for task, others in table.seen_before.items() for other, rows in others.items()
     ]
@@ -204,7 +206,7 @@ def as_csv(found: Sequence[Table], view: View) -> str:
 def _long(view: View, table: Table, line: Line, task: str, entry: Entry, seed: int) -> list[Any]:
     name = entry.cells.get(seed)
     result = view.results[name] if name is not None else None
-    state = "done" if seed in entry.scores else "failed" if seed in entry.failed else "waiting"
+    state = "done" if result is not None else "failed" if seed in entry.failed else "waiting"
     chosen = ";".join(f"{key}={value}" for key, value in entry.points.get(seed, {}).items())
     against = (entry.against.p, entry.against.difference * 100) if entry.against is not None else ("", "")
     row: list[Any] = [table.host, table.rows or "all", task, line.way, seed, state, entry.metric]

@@ -110,6 +110,8 @@ class Table:
     """Training rows of each class, where the study says so of all ways."""
     seen_before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task → other task → how many of its judged rows a way had from that one's training rows."""
+    fewer_rows: Mapping[str, int] = field(default_factory=dict)
+    """Tasks that have fewer training rows than the table, and how many."""
 
     @property
     def title(self) -> str:
@@ -253,7 +255,7 @@ def _table(
         host, rows, tasks, {task: _metric(compared, task) for task in tasks}, _judged(results, tasks), tuple(groups),
         tuple(lines), tuple(sorted({slot.seed for slot in slots})), reference if reference in ways else None,
         tuple(sorted({e.against.test for e in compared.values() if e.against is not None})),
-        study.settings.get("per_class"), _seen_before(results, tasks),
+        study.settings.get("per_class"), _seen_before(results, tasks), _fewer_rows(results, tasks),
     )  # fmt: skip
 
 
@@ -273,7 +275,8 @@ def _entry(view: View, slots: Sequence[Slot], results: Mapping[Slot, Result], sc
             if value is not None:
                 scores[slot.seed] = 100 * value
     failed = tuple(slot.seed for slot in slots if slot in view.failed)
-    done = len(scores) == len(slots)
+    without = not scores and all(slot in results for slot in slots)  # of a task that has no such score
+    done = len(scores) == len(slots) or without
     state = "done" if done else "failed" if failed and not scores else "partly" if scores else "waiting"
     filled = {slot.seed: view.filled[slot] for slot in slots if slot in view.filled}
     return Entry(
@@ -380,6 +383,11 @@ def _judged(results: Mapping[Slot, Result], tasks: Sequence[str]) -> dict[str, i
         if slot.task in tasks:
             found[slot.task] = int(result["rows"][result["judged"]])
     return found
+
+
+def _fewer_rows(results: Mapping[Slot, Result], tasks: Sequence[str]) -> dict[str, int]:
+    there = {slot: int(result["rows"]["train"]) for slot, result in results.items() if slot.task in tasks}
+    return {slot.task: rows for slot, rows in there.items() if slot.rows is not None and rows < slot.rows}
 
 
 def _seen_before(results: Mapping[Slot, Result], tasks: Sequence[str]) -> dict[str, dict[str, int]]:
