@@ -17,6 +17,7 @@ WAYS = {
     "single": {"tasks": ["c"], "options": {"size": 4}},
     "fused": {"tasks": ["c"], "kind": "fusion", "members": [{"way": "source", "tasks": ["a", "b"]}, {"way": "single"}]},
     "joint": {"tasks": ["a", "c"], "kind": "joint"},
+    "beside": {"tasks": ["a", "c"], "kind": "joint", "joint": "inlay"},
     "of-joint": {"tasks": ["c"], "kind": "fusion", "members": [{"way": "joint", "tasks": ["a"]}, {"way": "joint"}]},
 }
 
@@ -60,7 +61,9 @@ def test_rows_that_a_member_learned_from_are_counted(leaky):
 
 
 def test_also_of_tasks_that_were_trained_together(leaky):
-    assert 0 < result(leaky[1], "of-joint")["seen_before"]["a"] < 7  # which learn from 32 rows
+    assert 0 < result(leaky[1], "joint")["seen_before"]["a"] < 7  # which learn from 32 rows
+    assert result(leaky[1], "of-joint")["seen_before"] == result(leaky[1], "joint")["seen_before"]
+    assert "seen_before" not in result(leaky[1], "beside"), "its tasks share nothing"
 
 
 def test_what_is_built_on_nothing_has_seen_nothing(leaky):

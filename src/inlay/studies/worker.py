@@ -145,7 +145,8 @@ def _joint(folder: StudyFolder, name: str, cell: Description, watch: Watcher | N
     if record.get("status") != "finished":
         for task, own in settings.tasks:
             check_apart(prepare(settings.task_settings(task, own)))
-        keep = _finishing(lambda job: run.folder / PARTS / f"{job.settings.task}.json")
+        shared = [name] if settings.mode in ("mt-a", "full") else []  # on a frozen host no task learns from another
+        keep = _finishing(lambda job: run.folder / PARTS / f"{job.settings.task}.json", folder, shared)
         train_jointly(settings, resume=bool(record), watch=watch, finishing=keep)
         if record:
             write_whole(run.folder / "resumed", "")
