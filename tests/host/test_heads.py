@@ -117,6 +117,32 @@ def test_positional_mask_and_no_mask() -> None:
     torch.testing.assert_close(whole, positional[:1])
 
 
+@pytest.mark.parametrize("method", [inlay.PAL(size=8, heads=2), inlay.UniPELT(), inlay.Prompt(length=2), "pooled"])
+def test_a_mask_of_who_attends_to_whom_is_refused_where_padding_has_to_be_known(method: inlay.Method | str) -> None:
+    """Packed texts have one, (B, 1, T, T). What needs no padding takes it, also a head with logits for every token."""
+    host, inputs = classifier(), batch()
+    inlay.add(host, "rest", inlay.Pfeiffer(size=4), head=inlay.Head(labels=2, pooling="tokens"))
+    if isinstance(method, str):
+        inlay.add(host, "a", inlay.Pfeiffer(size=4), head=inlay.Head(labels=2, pooling="mean"))
+    else:
+        inlay.add(host, "a", method)
+    packed = inputs | {"attention_mask": inputs["attention_mask"][:, None, None, :].bool().expand(-1, 1, 7, -1)}
+    inlay.activate(host, "rest")
+    torch.testing.assert_close(logits(host, packed), logits(host, inputs))
+    inlay.activate(host, "a")
+    wanted = logits(host, inputs)
+    with pytest.raises(inlay.SetupError, match=r"which tokens are real, and a mask \(3, 1, 7, 7\)"):
+        logits(host, packed)
+    torch.testing.assert_close(logits(host, inputs), wanted)
+
+
+def test_what_is_no_head() -> None:
+    host = classifier()
+    with pytest.raises(inlay.SetupError, match=r"such as inlay.Head\(labels=3\), got 3"):
+        inlay.add(host, "a", inlay.Pfeiffer(size=4), head=3)  # type: ignore[arg-type]
+    assert not hasattr(host, "inlays")
+
+
 def test_two_layer_head_by_hand() -> None:
     host = classifier()
     inlay.add(host, "a", inlay.Pfeiffer(size=2), head=inlay.Head(labels=4, pooling="first", layers=2))

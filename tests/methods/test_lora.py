@@ -234,6 +234,8 @@ def test_bad_input() -> None:
         (lambda: inlay.LoRA(leave_out=(9,)), "no such layer"),
         (lambda: inlay.LoRA(ranks={"q": 2}), "no place 'q'.*by place: encoder.0.q"),
         (lambda: inlay.LoRA(alphas={"encoder.7.q": 2}), "no place 'encoder.7.q'"),
+        (lambda: inlay.LoRA(ranks={"encoder.0.k": 2}), "'encoder.0.k', which is none of the targets q, v"),
+        (lambda: inlay.LoRA(alphas={"encoder.0.o": 2}), "'encoder.0.o', which is none of the targets q, v"),
         (lambda: inlay.LoRA(ranks={"encoder.0.q": 0}), "ranks.encoder.0.q"),
         (lambda: inlay.LoRA(alphas={"encoder.0.q": -1}), "alphas.encoder.0.q"),
     ]:

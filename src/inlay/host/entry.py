@@ -26,6 +26,7 @@ from inlay.host.front import InFront, moved_positions
 from inlay.host.plan import Active, Passing, Plan, Prompted, Slot
 from inlay.host.recompute import checkpointable, forget, remember
 from inlay.host.sites import BranchInput, Hooked, LayerInput, check_sites, not_checkpointed
+from inlay.methods.acting import check_mask
 
 
 class Entry(Hooked):
@@ -115,6 +116,8 @@ class Entry(Hooked):
             if plan.whole_texts:
                 _refuse_cache(inputs.get("past_key_values"))
             mask = inputs.get("attention_mask")
+            if slot is self.real or plan.whole_texts:  # a gate reads the encoder's texts only
+                check_mask(mask)
             slot.put(mask if isinstance(mask, Tensor) and mask.dim() == 2 else None)
         elif slot.value is not None:
             slot.put(None)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from inlay.errors import SetupError
 from inlay.host.keys import Segment
-from inlay.methods.acting import in_dtype_of
+from inlay.methods.acting import check_mask, in_dtype_of
 
 
 @dataclass(frozen=True)
@@ -196,6 +196,7 @@ def lengthen(
 
 def _check_lengthened(inputs: dict[str, Any]) -> None:
     """Refuse inputs that have something for each token, and of which nobody knows what it is for tokens in front."""
+    check_mask(inputs.get("attention_mask"))
     known = (*ZERO_IN_FRONT, "input_ids", "inputs_embeds", "attention_mask", "position_ids")
     like = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
     for name, given in inputs.items():

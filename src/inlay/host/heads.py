@@ -32,6 +32,7 @@ from inlay.anatomy.survey import Anatomy
 from inlay.config import Config
 from inlay.errors import ConfigError
 from inlay.host.offload import present
+from inlay.methods.acting import check_mask
 from inlay.methods.bottleneck import known_activation
 
 FIXED = ("ForMultipleChoice", "ForQuestionAnswering", "ForPreTraining", "ForNextSentencePrediction")
@@ -153,6 +154,7 @@ def pool(hidden: Tensor, mask: Tensor | None, pooling: str | None) -> Tensor:
     """(B, T, D) to (B, D), over the tokens where mask is 1."""
     if mask is None:
         mask = torch.ones(hidden.shape[:2], device=hidden.device)
+    check_mask(mask)
     mask = mask.to(hidden.device).reshape(-1, mask.shape[-1])  # multiple choice: (B, choices, T)
     if pooling == "mean":
         weights = mask.unsqueeze(-1).float()  # in float32: the sum of a long text overflows in float16

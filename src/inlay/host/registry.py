@@ -67,6 +67,8 @@ class Inlay(nn.Module):
     @torch.inference_mode(False)
     def __init__(self, name: str, method: Method, head: Head | None = None, norms: bool = False) -> None:
         super().__init__()
+        if head is not None and not isinstance(head, Head):
+            raise SetupError(f"a head is an object such as inlay.Head(labels=3), got {head!r}")
         self.name = name
         self.method = method
         self.head = head

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from inlay.anatomy.places import Place
+from inlay.errors import SetupError
 
 Reads = Literal["output", "own", "residual", "stream", "normed", "input", "layer"]
 """What a module reads at its place:
@@ -151,6 +152,16 @@ def in_dtype_of(module: nn.Module, x: Tensor) -> Tensor:
     """
     parameter = next(module.parameters(), x)
     return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
+
+
+def check_mask(mask: object) -> None:
+    """Refuse a mask of who attends to whom, (B, 1, T, T) or one per kind of layer, where padding has to be known."""
+    if isinstance(mask, Mapping) or (isinstance(mask, Tensor) and mask.dim() > 3):
+        seen = "several masks" if isinstance(mask, Mapping) else f"a mask {tuple(mask.shape)}"
+        raise SetupError(
+            f"the active setup has to know which tokens are real, and {seen} of who attends to whom does not say it. "
+            f"Give the host an attention_mask with 1 at real tokens and 0 at padding: (rows, tokens)."
+        )
 
 
 def upcast(tensor: Tensor) -> Tensor:

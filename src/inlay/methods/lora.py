@@ -94,6 +94,10 @@ class LoRA(Method):
             if name not in projections:
                 known = next(iter(projections))
                 raise ConfigError(f"this host has no place {name!r}; ranks and alphas are by place: {known}")
+            if not {projections[name].kind, name} & set(self.targets):
+                raise ConfigError(
+                    f"ranks and alphas name {name!r}, which is none of the targets {', '.join(self.targets)}."
+                )
         changed = set()
         for place in projections.values():
             if {place.kind, place.id} & set(self.targets) and in_layers(place, self.leave_out) is None:
