@@ -51,6 +51,14 @@ def test_the_papers_tasks_are_built_in():
         task_named("winogrand")
 
 
+def test_a_built_in_task_that_asks_for_something_else_has_no_labels(tmp_path):
+    write(tmp_path / "sst2" / "train.jsonl", [{"text": f"row {i}", "label": i / 2} for i in range(20)])
+    task = prepare(Data(task="sst2", data_dir=tmp_path, kind="regression")).task
+    assert (task.kind, task.labels, task.positive) == ("regression", (), None)
+    kept = Data(task="mrpc", data_dir=tmp_path, kind="classification").described()
+    assert (kept.labels, kept.positive) == (task_named("mrpc").labels, task_named("mrpc").positive)
+
+
 OFFICIAL = {
     "cola": ("matthews",), "sst2": ("accuracy",), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"), "stsb": ("pearson", "spearman"),
     "mnli": ("accuracy",), "qnli": ("accuracy",), "rte": ("accuracy",), "boolq": ("accuracy",), "cb": ("accuracy", "macro_f1"),

@@ -160,6 +160,28 @@ def test_every_unused_setting_is_named_at_once_and_nothing_is_written(place, mon
     assert not (place / "nothing").exists()
 
 
+def test_files_and_columns_that_nothing_reads_are_refused(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    (place / "own").mkdir()
+    shutil.copy("train.jsonl", "own/train.jsonl")
+    words = ("--task", "own", "--data-dir", ".", "--validation-file", "validation.jsonl", "--test-file", "none.csv")
+    told = refused(capsys, "train", "--host", "bert", *words, "--out", "nothing")
+    for flag, file in (("validation", "validation.jsonl"), ("test", "none.csv")):
+        assert f"--{flag}-file is '{file}', but nothing would use it: it needs --train-file" in told
+    numbers = [{"text": "w1", "label": 0.5 * i} for i in range(20)]
+    picks = [{"text": "w1", "choices": ["w2", "w3"], "label": i % 2} for i in range(20)]
+    for kind, rows_, words in (
+        ("regression", numbers, ("--labels", "a,b", "--choices", "text")),
+        ("choice", picks, ("--labels", "a,b", "--pair", "text")),
+    ):
+        write_rows(place / "few.jsonl", rows_)
+        told = refused(
+            capsys, "train", "--host", "bert", "--train-file", "few.jsonl", "--kind", kind, *words, "--out", "nothing"
+        )
+        for flag in words[::2]:
+            assert re.search(rf"{flag} is .*, but nothing would use it: it needs .*kind", told), told
+
+
 def test_heads_are_refused_on_a_host_that_answers_in_text(place):
     with pytest.raises(ConfigError, match="`pooling` is 'mean', but nothing would use it"):
         get_ready(settings(place, "x", host=str(place / "t5"), mode="full", pooling="mean"))

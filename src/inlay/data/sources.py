@@ -131,6 +131,8 @@ class Data(Config):
                 known |= {"prompt": None, "template": None, "cloze": None}
             if "kind" in said and "metrics" not in said:
                 known.pop("metrics")
+            if said.get("kind", known["kind"]) != known["kind"]:
+                known |= {"labels": (), "positive": None}  # they answer what the task asks otherwise
             return Task(**known | said)
         return Task(name=self.task, **said)
 

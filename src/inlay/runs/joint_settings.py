@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from inlay.data.sources import Data
 from inlay.errors import ConfigError, InlayError, nearest
 from inlay.recipes import read_recipe
-from inlay.runs.settings import FusionOptions, Settings, as_table, said_with_recipe
+from inlay.runs.settings import FusionOptions, Settings, as_table, said_with_recipe, shown
 from inlay.training.recipe import Generation
 
 if TYPE_CHECKING:
@@ -152,11 +152,11 @@ class JointSettings(Settings):
         """A sentence for each setting that was given to the whole run and that nothing in it uses."""
         said = given_to_all(self)
         found = [
-            f"`{name}` is {said[name]!r}, but it belongs to one task: say it there, as tasks.<task>.{name}."
+            f"`{name}` is {shown(said[name])}, but it belongs to one task: say it there, as tasks.<task>.{name}."
             for name in OF_ONE_TASK if name in said
         ]  # fmt: skip
         found += [
-            f"{name} is {said[name]!r}, but a joint run has no use for it." for name in OF_ONE_RUN if name in said
+            f"{name} is {shown(said[name])}, but a joint run has no use for it." for name in OF_ONE_RUN if name in said
         ]
         if self.mode != "mt-a" and self.host_lr is not None:
             found.append(f"`host_lr` is {self.host_lr}, but only mode mt-a has one beside `lr`.")

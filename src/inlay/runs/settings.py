@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inlay.config import Config
 from inlay.data.sources import Data
+from inlay.data.task import LABELLED
 from inlay.errors import ConfigError
 from inlay.recipes import recipe_settings
 from inlay.runs.yaml_text import read_yaml
@@ -152,6 +153,7 @@ OF_TEXT = ("prompt", "answers", "answering", "packing", *OF_WRITING)
 OF_WORDS = ("label_words", "label_tokens", "demonstrations")
 PATHS = ("data_dir", "train_file", "validation_file", "test_file")
 """Settings that say where rows are, and not which."""
+OWN_JUDGES = ("validation_file", "test_file")
 OF_VALIDATION = ("patience", "select", "eval_every", "eval_rows", "validation_file")
 OF_SAMPLING = ("top_k", "top_p", "sampling_seed")
 
@@ -175,6 +177,7 @@ def useless(settings: Settings) -> dict[str, str]:
         "mode inlay or fusion": ("norms",) if mode not in ("inlay", "fusion") else (),
         "method mixture": ("consistency", "consistency_detach") if (mode, settings.method) != MIXTURE else (),
         "rows or per_class": ("rows_seed",) if settings.rows is None and settings.per_class is None else (),
+        "`train_file`": OWN_JUDGES if settings.train_file is None else (),
         "answering generation": OF_WRITING if settings.answering != "generation" else (),
         "more than one beam": ("length_penalty",) if settings.beams == 1 else (),
         "validation rows that choose the best state": OF_VALIDATION if not settings.validation else (),
@@ -199,6 +202,9 @@ def useless_here(settings: Settings, kind: str, form: str, decoder: bool = False
         "labels or words to choose from": () if text or kind in ("classification", "tags") else ("label_smoothing",),
         "contexts to read in windows (kind spans)": () if kind == "spans" else ("stride",),
         "labels or choices to rank": () if kind in ("classification", "choice") else ("answering",),
+        f"a kind that has labels ({', '.join(LABELLED)})": () if kind in LABELLED else ("labels",),
+        "kind choice": () if kind == "choice" else ("choices",),
+        "a kind other than choice, whose second texts are the choices": () if kind != "choice" else ("pair",),
     }
     return _refusals(settings, needs)
 
@@ -221,4 +227,9 @@ def given_to(settings: Settings) -> Mapping[str, Any]:
 
 
 def _refusal(name: str, need: str, value: Any) -> str:
-    return f"`{name}` is {value!r}, but nothing would use it: it needs {need}. Leave it out."
+    return f"`{name}` is {shown(value)}, but nothing would use it: it needs {need}. Leave it out."
+
+
+def shown(value: Any) -> str:
+    """A setting's value for people; a path as it was given."""
+    return repr(str(value) if isinstance(value, Path) else value)
