@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 LOG = logging.getLogger("inlay.serve")
+UVICORN = logging.getLogger("uvicorn.error")
+"""What is wrong with connections; that it starts and ends is said by the server itself."""
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every record has; the rest is what an event says."""
@@ -35,9 +37,10 @@ def log_to(stream: TextIO | None = None) -> None:
     """Write the server's events to a stream, stderr if none is given."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
-    LOG.handlers[:] = [handler]
-    LOG.setLevel(logging.INFO)
-    LOG.propagate = False
+    for log, level in ((LOG, logging.INFO), (UVICORN, logging.WARNING)):
+        log.handlers[:] = [handler]
+        log.setLevel(level)
+        log.propagate = False
 
 
 def request_id(given: str | None) -> str:

@@ -60,20 +60,39 @@ class Impatient(H11Protocol):
     """Closes a connection on which no whole request arrives for a while, so that half-open sockets do not pile up."""
 
     idle = 10.0
-    began: asyncio.TimerHandle | None = None
+    waiting: asyncio.TimerHandle | None = None
+    """Runs while the head of a request is to come, or the rest of one that was answered before it was whole."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.began = self.loop.call_later(self.idle, self._still_nothing)
+        self._wait()
 
-    def _still_nothing(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)  # uvicorn's own clock between two requests stops at their first byte
+        if not self._has_none():
+            self._wait_no_more()
+        elif self.waiting is None:
+            self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.began is not None:
-            self.began.cancel()
+        self._wait_no_more()
         super().connection_lost(exc)
+
+    def _has_none(self) -> bool:
+        """Whether there is no request to answer."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait(self) -> None:
+        self.waiting = self.loop.call_later(self.idle, self._still_nothing)
+
+    def _wait_no_more(self) -> None:
+        if self.waiting is not None:
+            self.waiting.cancel()
+            self.waiting = None
+
+    def _still_nothing(self) -> None:
+        if self._has_none() and not self.transport.is_closing():
+            self.transport.close()
 
 
 class Server(uvicorn.Server):
