@@ -101,6 +101,8 @@ def test_a_label_that_training_did_not_see(there, mistake):
 def test_verbs_and_paths_that_do_not_exist(there, mistake):
     assert "Did you mean 'train'?" in mistake("trian")
     assert "has no inlay.json" in mistake("eval", "bert")
+    for more in (("--split", "test"), ("--data-dir", ".")):
+        assert "--file names others" in mistake("eval", "bert", "--file", "validation.jsonl", *more)
     assert "is not a folder" in mistake("predict", "nowhere", "text")
     (there / "list.yaml").write_text("- a\n")
     assert "must have settings" in mistake("train", "--config", "list.yaml")

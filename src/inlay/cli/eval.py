@@ -60,6 +60,8 @@ def work(
         raise click.UsageError(f"{', '.join(given)} can be given for one run only, not for a matrix of several.")
     if one["routing"] != "ensemble" and (one["passes"] is not None or one["mean"] is not None):
         raise click.UsageError("--passes and --mean belong to --routing ensemble.")
+    if one["file"] is not None and (split is not None or one["data_dir"] is not None):
+        raise click.UsageError("--split and --data-dir say which rows of the task are measured, --file names others.")
     if len(paths) > 1:
         _tell_matrix(paths, split, as_json)
     else:
