@@ -54,6 +54,7 @@ def test_compile_without_graph_breaks_on_other_families(family: str) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # which dynamo hides, where warnings are not errors
 def test_compiled_training_step() -> None:
     torch._dynamo.reset()
     host = classifier(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)

@@ -202,6 +202,18 @@ def test_under_compile(family: str) -> None:
     torch.testing.assert_close(logits(quick), logits(host), atol=1e-5, rtol=1e-4)
 
 
+def test_what_hooks_leave_outlasts_a_graph_that_breaks() -> None:
+    host = classifier("bert")
+    inlay.add(host, "a", inlay.Prompt(length=3))
+    shake(host, "a")
+    inlay.activate(host, "a")
+    wanted = logits(host)
+    host.base_model.encoder.register_forward_pre_hook(lambda *_: torch._dynamo.graph_break())
+    torch._dynamo.reset()
+    quick = torch.compile(host, backend="eager")
+    torch.testing.assert_close(logits(quick), wanted, atol=1e-5, rtol=1e-4)
+
+
 def test_a_pooled_head_sees_real_tokens_only() -> None:
     host = classifier()
     inlay.add(host, "a", inlay.Prompt(length=3), head=inlay.Head(labels=3, pooling="mean"))

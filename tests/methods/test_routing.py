@@ -69,7 +69,7 @@ def test_the_formula_by_hand(by: str) -> None:
             probabilities.append(p)
     share = torch.bincount(torch.tensor(chosen), minlength=3) / 35
     balance = 3 * (share * torch.stack(probabilities).mean(0)).sum()
-    torch.testing.assert_close(choice.gate.noted.balance, balance)
+    torch.testing.assert_close(choice.gate.balance.value, balance)
     assert len(set(chosen)) > 1
 
 
@@ -83,7 +83,7 @@ def test_the_penalty_reaches_the_gates() -> None:
     penalty = inlay.penalty(host)
     gates = [choice.gate for choice in host.inlays["m"].modules() if isinstance(choice, Alternatives)]
     assert len(gates) == 4  # two layers, down and up
-    torch.testing.assert_close(penalty, 0.5 * sum(gate.noted.balance for gate in gates))
+    torch.testing.assert_close(penalty, 0.5 * sum(gate.balance.value for gate in gates))
     penalty.backward()
     assert all(gate.linear.weight.grad.abs().sum() > 0 for gate in gates)
     host.eval()
@@ -100,7 +100,7 @@ def test_a_layer_that_a_step_leaves_out_has_no_penalty() -> None:
         torch.manual_seed(seed)
         (host(**batch()).logits.sum() + inlay.penalty(host)).backward()
         gates = [gate for gate in host.inlays["m"].modules() if isinstance(gate, Gate)]
-        found.add(sum(gate.noted.balance is not None for gate in gates))
+        found.add(sum(gate.balance.value is not None for gate in gates))
     assert found == {2, 4}
 
 
@@ -113,8 +113,8 @@ def test_it_learns_to_use_several_modules() -> None:
     used = []
     for _ in range(60):
         choice(x)
-        used.append(choice.gate.noted.balance.item())
-        choice.gate.noted.balance.backward()
+        used.append(choice.gate.balance.value.item())
+        choice.gate.balance.value.backward()
         optimizer.step()
         optimizer.zero_grad()
     assert used[0] > 3.5

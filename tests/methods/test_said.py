@@ -244,6 +244,15 @@ def test_under_compile() -> None:
     torch.testing.assert_close(logits(quick), wanted, atol=1e-5, rtol=1e-4)
 
 
+def test_a_resized_vocabulary_is_named() -> None:
+    host = classifier()
+    inlay.add(host, "a", inlay.SAID(d=5))
+    inlay.activate(host, "a")
+    host.resize_token_embeddings(host.config.vocab_size + 4, mean_resizing=False)
+    with pytest.raises(inlay.SetupError, match=r"word_embeddings.weight is .* and was .*resize_token_embeddings"):
+        logits(host)
+
+
 def test_bad_settings() -> None:
     host = classifier()
     with pytest.raises(inlay.ConfigError, match="the host has only"):

@@ -57,31 +57,16 @@ class Plan:
     """The inlays that act, and what each leaves to chance in a training step."""
 
 
-class Slot(PerThread):
+class Slot(PerThread[Tensor]):
     """Holds one tensor between two hooks."""
 
-    def __init__(self) -> None:
-        self.value: Tensor | None = None  # there from the start: torch.compile guards on what an object has
 
-    def put(self, value: Tensor | None) -> None:
-        self.value = value
-
-
-class Passing(PerThread):
+class Passing(PerThread[Any]):
     """Holds anything between two hooks."""
 
-    def __init__(self) -> None:
-        self.value: Any = None
 
-    def put(self, value: Any) -> None:
-        self.value = value
-
-
-class OwnPlan(PerThread):
+class OwnPlan(PerThread[Plan]):
     """The plan of the setup that this thread activated last, if it ever did."""
-
-    def __init__(self) -> None:
-        self.plan: Plan | None = None
 
 
 class Attending:
@@ -111,10 +96,11 @@ class Active(nn.Module):
 
     @property
     def plan(self) -> Plan:
-        return self.own.plan or self.latest
+        return self.own.value or self.latest
 
     def switch(self, plan: Plan) -> None:
-        self.own.plan = self.latest = plan
+        self.own.put(plan)
+        self.latest = plan
         self.attending.threads[threading.current_thread()] = plan.attends
 
     def forget_threads(self) -> None:

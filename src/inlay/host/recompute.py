@@ -86,13 +86,13 @@ class Again:
 def seeing(moment: Moment, active: Active) -> Iterator[None]:
     """For the length of a `with` block this thread is at an earlier moment; torch may end it with an exception."""
     with CHANCE if moment.drawn else nullcontext():
-        own, now = active.own.plan, Moment.of(moment.plan, active)
-        active.own.plan = moment.plan
+        own, now = active.own.value, Moment.of(moment.plan, active)
+        active.own.put(moment.plan)
         moment.put_back()
         try:
             yield
         finally:
-            active.own.plan = own
+            active.own.put(own)
             now.put_back()
 
 

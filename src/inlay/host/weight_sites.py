@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from inlay.anatomy.modules import ATTRIBUTE, inside
 from inlay.anatomy.survey import Anatomy
+from inlay.errors import SetupError
 from inlay.host.plan import Active, Passing, Plan
 from inlay.host.recompute import Around
 from inlay.host.sites import Hooked, checkpointed
@@ -90,6 +91,12 @@ class Remade:
             for name, change in module().items():
                 change = change if share == 1.0 else share * change
                 total[name] = total[name] + change if name in total else change
+        for name, change in total.items():
+            if change.shape != originals[name].shape:
+                raise SetupError(
+                    f"{name} is {tuple(originals[name].shape)} and was {tuple(change.shape)} when the inlay was set in "
+                    f"that changes it, as before resize_token_embeddings. Resize the host before adding inlays."
+                )
         self.tensors = {name: originals[name] + change.to(originals[name]) for name, change in total.items()}
         self.originals = originals
         self.parameters = [p.detach().clone() for p in self._now()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from inlay.anatomy.places import Place
 from inlay.errors import SetupError
 
+T = TypeVar("T")
 Reads = Literal["output", "own", "residual", "stream", "normed", "input", "layer"]
 """What a module reads at its place:
 
@@ -85,8 +86,29 @@ class Draw:
         return False
 
 
-class PerThread(threading.local):
-    """State of its own for each thread; copies and pickles start anew."""
+class Box(Generic[T]):
+    """A value, or nothing yet."""
+
+    def __init__(self) -> None:
+        self.value: T | None = None  # there from the start: torch.compile guards on what an object has
+
+
+class PerThread(threading.local, Generic[T]):
+    """Holds a value of its own for each thread; copies and pickles start anew.
+
+    The value is in a plain object, to which torch.compile repeats what it has traced where a graph breaks. What it
+    traced of a thread's own attributes is lost there.
+    """
+
+    def __init__(self) -> None:
+        self.box: Box[T] = Box()
+
+    @property
+    def value(self) -> T | None:
+        return self.box.value
+
+    def put(self, value: T | None) -> None:
+        self.box.value = value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)()

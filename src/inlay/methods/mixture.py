@@ -83,11 +83,8 @@ class Alternatives(nn.Module):
         return self.maps[0]
 
 
-class Noted(PerThread):
+class Balance(PerThread[Tensor]):
     """What a forward leaves for the loss."""
-
-    def __init__(self) -> None:
-        self.balance: Tensor | None = None
 
 
 class Gate(nn.Module):
@@ -100,7 +97,7 @@ class Gate(nn.Module):
         self.by = by
         self.real: tuple[Any, ...] = ()
         """Where the host's hooks leave which tokens are real."""
-        self.noted = Noted()
+        self.balance = Balance()
 
     def route(self, x: Tensor, maps: nn.ModuleList) -> Tensor:
         mask = self._mask(x)
@@ -112,7 +109,7 @@ class Gate(nn.Module):
             weight = None if mask is None else mask.flatten().to(x.device, x.dtype)
         p = self.linear(each).softmax(-1)  # (N, M)
         chosen = p.argmax(-1)
-        self.noted.balance = _balance(p, chosen, weight) if self.training else None
+        self.balance.put(_balance(p, chosen, weight) if self.training else None)
         out: Tensor | None = None
         for m, one in enumerate(maps):
             at = (chosen == m).nonzero().squeeze(-1)
@@ -241,7 +238,7 @@ class Mixture(Method):
 
     def penalty(self, parts: Iterable[nn.Module]) -> Tensor | None:
         found = [
-            choice.gate.noted.balance for part in parts for choice in alternatives(part) if choice.gate is not None
+            choice.gate.balance.value for part in parts for choice in alternatives(part) if choice.gate is not None
         ]
         noted = [balance for balance in found if balance is not None]
         return self.balance * torch.stack(noted).sum() if noted else None
@@ -305,7 +302,7 @@ class Doubling(Draw):
         self._part(self.next)
         for choice in self.choices:
             if choice.gate is not None:
-                choice.gate.noted.balance = None  # a layer that this step leaves out has none
+                choice.gate.balance.put(None)  # a layer that this step leaves out has none
         self.inner.draw()
 
     def _part(self, passes: int) -> None:
