@@ -262,7 +262,7 @@ def test_packing_is_refused_where_layers_see_only_so_far(decoders):
     bench = decoders("mistral")
     features = replace(bench.codec(32), packing=True).encode(some()).features
     bench.host.config.sliding_window = 4
-    with pytest.raises(inlay.ConfigError, match="its layers see 4 tokens back"):
+    with pytest.raises(inlay.ConfigError, match="its layers see only the last 4 tokens"):
         check_packing(bench.host, features)
 
 
