@@ -48,7 +48,7 @@ def test_every_page_is_in_the_navigation(site: dict[str, Any]) -> None:
 
 def test_links_lead_to_where_their_target_went(site: dict[str, Any]) -> None:
     where = site["places"]()
-    assert "](start.md)" in site["relinked"]("docs/README.md", where)
+    assert "](index.md)" in site["relinked"]("docs/README.md", where)
     assert "](../examples/adamix.md)" in site["relinked"]("docs/methods/adamix.md", where)
     start = site["relinked"]("README.md", where)
     assert "](methods/fusion.md)" in start

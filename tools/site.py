@@ -17,15 +17,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / ".site"
-PROJECT = {
-    "README.md": "start.md",
+PLACES = {
+    "README.md": "index.md",  # where a visitor arrives
+    "docs/README.md": "documentation.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "CODE_OF_CONDUCT.md": "conduct.md",
     "examples/README.md": "examples/README.md",
 }
-FOLDERS = {"examples": "examples/README.md", "docs": "README.md"}
+FOLDERS = {"examples": "examples/README.md", "docs": "documentation.md"}
 CODE = re.compile(r"(^```.*?^```$|^ {4}.*?$|`[^`\n]+`)", re.M | re.S)
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 
@@ -33,7 +34,7 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 def places() -> dict[str, str]:
     """File of the repository to its place in the site."""
     docs = [file for file in sorted((ROOT / "docs").rglob("*")) if file.is_file() and file.suffix != ".txt"]
-    found = {str(file.relative_to(ROOT)): str(file.relative_to(ROOT / "docs")) for file in docs} | PROJECT
+    found = {str(file.relative_to(ROOT)): str(file.relative_to(ROOT / "docs")) for file in docs} | PLACES
     return found | {f"examples/{file.name}": f"examples/{file.stem}.md" for file in (ROOT / "examples").glob("*.py")}
 
 
