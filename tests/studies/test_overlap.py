@@ -72,4 +72,4 @@ def test_what_is_built_on_nothing_has_seen_nothing(leaky):
 
 def test_the_table_says_so(leaky):
     said = "Judged rows that are also training rows of what a way is built on: c 7 (a's)."
-    assert said in as_text(tables(leaky[1]), leaky[1])
+    assert said in " ".join(as_text(tables(leaky[1]), leaky[1]).split()), "whatever the lines that it is broken into"

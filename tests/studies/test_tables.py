@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from inlay import InlayError
 from inlay.cli import main
 from inlay.studies.figures import FIGURES, draw
-from inlay.studies.formats import FORMATS, as_facts, caption, tex
+from inlay.studies.formats import FORMATS, as_facts, as_text, caption, tex
 from inlay.studies.page import study_page
 from inlay.studies.plan import View
 from inlay.studies.tables import GLUE, Asked, Entry, _groups, difference, tables
@@ -45,6 +45,24 @@ def test_a_way_with_fewer_seeds_or_tasks_is_said_below_the_table(finished):
     told = caption(replace(table, lines=(less, *others)))
     assert f"Fewer seeds: {first.title} 1." in told
     assert "Rank: over b, which all ways have." in told
+
+
+def test_only_a_table_with_unfinished_seeds_explains_how_they_are_marked(finished):
+    (table,) = tables(finished[1])
+    assert "k/n" not in " ".join(caption(table))
+    first, *others = table.lines
+    task, entry = next(iter(first.entries.items()))
+    some = replace(entry, scores=dict(list(entry.scores.items())[:1]))
+    unfinished = replace(table, lines=(replace(first, entries={**first.entries, task: some}), *others))
+    assert "(k/n): k of n are done." in caption(unfinished)[0]
+    assert f"({len(some.scores)}/{len(some.wanted)})" in as_text([unfinished], finished[1])
+
+
+def test_what_stands_below_a_text_table_is_as_wide_as_the_table(finished):
+    found = tables(finished[1])
+    _, rule, *lines = as_text(found, finished[1]).splitlines()
+    assert max(len(line) for line in lines) <= max(80, len(rule))
+    assert " ".join(caption(found[0])) in " ".join(lines), "nothing is lost where lines are broken"
 
 
 def test_a_task_with_fewer_rows_than_the_table_is_said_below_it(finished, monkeypatch):

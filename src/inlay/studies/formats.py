@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,12 +15,15 @@ from inlay.studies.tables import SIGNIFICANT, Entry, Line, Table
 from inlay.training.recipe import LOSS
 
 MISSING, FAILED = "·", "failed"
+NARROW, WIDE = 80, 120
+"""Characters: what stands below a table is as wide as the table, within these."""
 
 
 def caption(table: Table) -> list[str]:
     """What a reader has to know: seeds, rows, what marks mean."""
     seeds = ", ".join(map(str, table.seeds))
-    told = [f"Mean ± standard deviation over {len(table.seeds)} seeds ({seeds}); (k/n) where fewer are done."]
+    some = any(0 < len(entry.scores) < len(entry.wanted) for line in table.lines for entry in line.entries.values())
+    told = [f"Mean ± standard deviation over {len(table.seeds)} seeds ({seeds}){'; (k/n): k of n are done' * some}."]
     if len(table.seeds) == 1:
         told = [f"One seed ({seeds}): no standard deviation."]
     if table.fewer_seeds:
@@ -104,7 +108,9 @@ def as_text(found: Sequence[Table], view: View) -> str:
             "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
             for row in rows
         ]
-        rule = "─" * min(len(lines[0]), 200)
+        wide = len(lines[0])
+        rule = "─" * min(wide, 200)
+        below = [part for said in caption(table) for part in textwrap.wrap(said, min(max(wide, NARROW), WIDE))]
         parts.append(
             "\n".join(
                 [
@@ -114,7 +120,7 @@ def as_text(found: Sequence[Table], view: View) -> str:
                     rule,
                     *(line.rstrip() for line in lines[1:]),
                     rule,
-                    *caption(table),
+                    *below,
                 ]
             )
         )
