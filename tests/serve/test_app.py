@@ -224,7 +224,7 @@ def test_a_full_queue_says_when_to_come_back(shop):
         assert told.status_code == 429
         assert int(told.headers["retry-after"]) >= 1
         go = threading.Event()
-        holder = threading.Thread(target=engine.between_batches, args=(lambda: go.wait(10),))
+        holder = threading.Thread(target=engine.between_batches, args=(lambda: go.wait(120),))
         holder.start()
         late = client.post("/v1/classify", json={"model": "a", "inputs": ["w1"]}, headers={"X-Request-Timeout": "0.05"})
         assert late.status_code == 504

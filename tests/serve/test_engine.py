@@ -170,7 +170,7 @@ def stuck(shop):
     """An engine whose model thread is busy until the test lets it go; room for four rows."""
     engine = Engine.open([shop / "inlays" / "a"], limits=Limits(rows=4, wait=0, deadline=5))
     go = threading.Event()
-    holder = threading.Thread(target=engine.between_batches, args=(lambda: go.wait(20),))
+    holder = threading.Thread(target=engine.between_batches, args=(lambda: go.wait(120),))
     holder.start()
     while engine.jobs:
         time.sleep(0.001)
@@ -187,7 +187,7 @@ def test_a_full_queue_refuses_at_once_and_answers_what_it_took(stuck):
         engine.submit("a", ["w1"])
     assert told.value.retry_after >= 1
     go.set()
-    assert all(len(future.result(10)) == 2 for future in taken)
+    assert all(len(future.result(120)) == 2 for future in taken)
     assert engine.classify("a", ["w1"])
 
 
@@ -197,7 +197,7 @@ def test_who_has_gone_makes_room(stuck):
     assert gone.cancel()
     kept = engine.submit("a", ["w1"] * 4)
     go.set()
-    assert len(kept.result(10)) == 4
+    assert len(kept.result(120)) == 4
     with pytest.raises(CancelledError):
         gone.result(0)
 
@@ -208,7 +208,7 @@ def test_a_deadline_is_kept(stuck):
     time.sleep(0.05)
     go.set()
     with pytest.raises(DeadlineExceeded):
-        late.result(10)
+        late.result(120)
     assert engine.rows == 0
 
 
@@ -222,7 +222,7 @@ def test_a_drain_refuses_what_is_new_and_finishes_what_was_taken(stuck):
     with pytest.raises(Unavailable):
         engine.submit("a", ["w1"])
     go.set()
-    assert taken.result(10)
+    assert taken.result(120)
     closing.join(10)
     assert not engine.thread.is_alive()
 
@@ -253,8 +253,8 @@ def test_a_dropped_model_leaves_with_its_last_row_though_more_work_waits(shop):
             engine.jobs.append((look, seen))  # the row's batch is next, then this, and the thread is never idle
             return taken
 
-        assert len(engine.between_batches(take_a_row_and_drop).result(10)) == 1
-        seen.result(10)
+        assert len(engine.between_batches(take_a_row_and_drop).result(120)) == 1
+        seen.result(120)
         assert there == [1, 0]
 
 

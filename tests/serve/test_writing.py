@@ -326,7 +326,7 @@ def test_a_text_that_nobody_reads_any_more_is_written_no_further(endless, prompt
     def leave_at_three(read) -> None:
         steps.append(read)
         if len(steps) == 3:
-            entered.result(10).cancel()
+            entered.result(120).cancel()
 
     with at_each_step(endless, leave_at_three):
         entered.set_result(future := enter(endless, ["w1"] * prompts))
@@ -365,7 +365,7 @@ def test_answers_in_text_give_signs_of_life_and_end_when_nobody_waits(t5):
         beats.append(engine.beat)
         engine.beat = 0.0
         if len(beats) == 3:
-            entered.result(10).cancel()
+            entered.result(120).cancel()
 
     with at_each_step(engine, leave_at_three):
         entered.set_result(future := engine.submit("free", ["w1", "w2 w3"]))

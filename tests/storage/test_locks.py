@@ -35,10 +35,8 @@ def holder(tmp_path):
 
 
 def test_a_lock_that_is_taken_is_refused_at_once_and_ends_with_its_process(holder, tmp_path):
-    began = time.monotonic()
     with pytest.raises(InUse), locked(tmp_path / "lock", wait=False):
-        pass
-    assert time.monotonic() - began < 5
+        pass  # waiting would never end: the holder holds on
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     with locked(tmp_path / "lock", wait=False):

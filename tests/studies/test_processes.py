@@ -60,7 +60,7 @@ def test_thirty_kills_change_nothing(tmp_path):
     """Runners and workers are killed with SIGKILL at random moments; `tests/studies/kills.py` is the longer form."""
     words = [sys.executable, "-m", "tests.studies.kills", str(tmp_path), "--kills", "30"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["kills"] >= 30
