@@ -170,12 +170,16 @@ def test_the_judged_rows_choose_nothing(here, finished, tmp_path):
     assert {slot: view_of(out).filled[slot].name for slot in single} == best
 
 
-def test_a_planted_leak_is_refused(here, tmp_path):
-    """The judged rows are put among the rows that choose: the cells fail, and say why."""
+@pytest.mark.parametrize("written", ["alike", "otherwise"])
+def test_a_planted_leak_is_refused(here, tmp_path, written):
+    """The judged rows are put among the rows that choose, maybe from another file: the cells fail, and say why."""
     shutil.copytree(here / "bert", tmp_path / "bert")
     shutil.copytree(here / "data", tmp_path / "data")
     for name in "bc":
-        shutil.copy(tmp_path / "data" / name / "test.jsonl", tmp_path / "data" / name / "validation.jsonl")
+        told = [json.loads(line) for line in (tmp_path / "data" / name / "test.jsonl").read_text().splitlines()]
+        if written == "otherwise":
+            told = [row | {"text": f" {row['text'].capitalize()}  "} for row in told]
+        write_rows(tmp_path / "data" / name / "validation.jsonl", told)
     ways = {"logreg": {"kind": "embeddings"}, "head": {"kind": "head"}}
     view, _ = run_here(study_in(tmp_path, ways=ways, against=None, seeds=[0]), tmp_path / "out")
     assert not view.filled
