@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from scipy.stats import ttest_rel
 
 from inlay.studies.file import Study, read_study
 from inlay.studies.plan import view_of
@@ -129,6 +130,21 @@ def test_every_metric_is_shown(tool, seen):
     head, full, inlay = (line.split() for line in tool.metrics("x").splitlines())
     assert head == ["a", "runs", "bleu", "nist"]
     assert (full, inlay) == (["full", "2", "0.550", "4.500"], ["inlay", "2", "0.550", "4.500"])
+
+
+def test_stars_that_hold_from_seed_to_seed_are_counted(tool):
+    folder = "evidence/adamix-nlg-small"
+    scores, p = {}, {}
+    for row in tool._runs(folder):
+        scores.setdefault(row["way"], []).append(float(row["score"]))
+        p[row["way"]] = float(row["p"] or 1)
+    stars = [way for way in ("full", "adamix") if p[way] < 0.05]
+    gains = {way: [a - b for a, b in zip(scores[way], scores["lora"], strict=True)] for way in stars}
+    same = sum(len({gain > 0 for gain in each}) == 1 for each in gains.values())
+    likely = sum(ttest_rel(scores[way], scores["lora"]).pvalue < 0.05 for way in stars)
+    _, line, whole = (text.split() for text in tool.stars(folder).splitlines())
+    assert line[1:] == whole[1:] == [str(n) for n in (2, len(stars), same, likely)]
+    assert stars
 
 
 def test_time_before_a_break_is_not_known(tool, seen):

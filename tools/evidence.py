@@ -10,6 +10,7 @@
     python tools/evidence.py tried evidence/compacter-small # what each search had to choose from, and what it chose
     python tools/evidence.py unmoved evidence/few-labels # how many runs ended with the head that was fitted first
     python tools/evidence.py metrics evidence/adamix-nlg-small    # every metric, not the main one alone
+    python tools/evidence.py stars evidence/demo evidence/few-labels    # how many stars hold from seed to seed, too
 
 A page shows the command and what it printed, in one block:
 
@@ -182,6 +183,42 @@ def metrics(folder: str) -> str:
     return "\n".join(lines)
 
 
+def stars(*folders: str) -> str:
+    """Of each study's significant differences of several seeds: how many hold from seed to seed, too.
+
+    The tables' test is over judged rows, and takes the seeds as they are. The t-test is over seeds, uncorrected.
+    """
+    from scipy.stats import ttest_1samp
+
+    from inlay.studies.plan import view_of
+    from inlay.studies.tables import tables
+
+    wide, whole = _width(Path(folder).name for folder in folders), [0] * 4
+    head = "tests  stars  of them the same way with every seed  with p < 0.05 in a t-test over seeds"
+    lines = [f"{'study':{wide}}  {head}"]
+
+    def line(name: str, counts: list[int]) -> str:
+        return f"{name:{wide}}  {counts[0]:5}  {counts[1]:5}  {counts[2]:35}  {counts[3]:38}"
+
+    for folder in folders:
+        found = [0] * 4
+        for table in tables(view_of(Path(folder))):
+            base = next((one.entries for one in table.lines if one.way == table.reference), {})
+            for one in table.lines:
+                for task, entry in one.entries.items():
+                    if entry.against is None or entry.against.seeds < 2:
+                        continue
+                    seeds = sorted(entry.scores.keys() & base[task].scores.keys())
+                    gains = [entry.scores[seed] - base[task].scores[seed] for seed in seeds]
+                    same = all(gain * entry.against.difference > 0 for gain in gains)
+                    star = entry.significant
+                    over_seeds = len(set(gains)) > 1 and float(ttest_1samp(gains, 0).pvalue) < 0.05
+                    found = [n + m for n, m in zip(found, (1, star, star and same, star and over_seeds), strict=True)]
+        whole = [n + m for n, m in zip(whole, found, strict=True)]
+        lines.append(line(Path(folder).name, found))
+    return "\n".join([*lines, line("all", whole)])
+
+
 def told(folder: str, seeds: str = "", ways: str = "") -> str:
     """What the demo says below its table; of these seeds and ways alone, if there are some."""
     from inlay.demo import conclusions
@@ -221,8 +258,8 @@ def tried(folder: str, task: str = "") -> str:
 
 
 VERBS: dict[str, Callable[..., str]] = {
-    "below": below, "far": far, "metrics": metrics, "spent": spent, "step": step, "told": told, "tried": tried,
-    "unmoved": unmoved,
+    "below": below, "far": far, "metrics": metrics, "spent": spent, "stars": stars, "step": step, "told": told,
+    "tried": tried, "unmoved": unmoved,
 }  # fmt: skip
 
 

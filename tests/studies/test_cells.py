@@ -170,12 +170,16 @@ def test_the_judged_rows_choose_nothing(here, finished, tmp_path):
     assert {slot: view_of(out).filled[slot].name for slot in single} == best
 
 
-def test_a_planted_leak_is_refused(here, tmp_path):
-    """The judged rows are put among the rows that choose: the cells fail, and say why."""
+@pytest.mark.parametrize("written", ["alike", "otherwise"])
+def test_a_planted_leak_is_refused(here, tmp_path, written):
+    """The judged rows are put among the rows that choose, maybe from another file: the cells fail, and say why."""
     shutil.copytree(here / "bert", tmp_path / "bert")
     shutil.copytree(here / "data", tmp_path / "data")
     for name in "bc":
-        shutil.copy(tmp_path / "data" / name / "test.jsonl", tmp_path / "data" / name / "validation.jsonl")
+        told = [json.loads(line) for line in (tmp_path / "data" / name / "test.jsonl").read_text().splitlines()]
+        if written == "otherwise":
+            told = [row | {"text": f" {row['text'].capitalize()}  "} for row in told]
+        write_rows(tmp_path / "data" / name / "validation.jsonl", told)
     ways = {"logreg": {"kind": "embeddings"}, "head": {"kind": "head"}}
     view, _ = run_here(study_in(tmp_path, ways=ways, against=None, seeds=[0]), tmp_path / "out")
     assert not view.filled
@@ -329,11 +333,35 @@ def test_records_of_something_else_are_refused(here, finished, tmp_path):
             export(finished[0], wrong)
     export(finished[0], tmp_path / "kept")
     with pytest.raises(InlayError, match="records of the study 'tiny', not of 'other'"):
-        Records(tmp_path / "kept").check(StudyFolder(tmp_path / "out"), "other")
+        Records(tmp_path / "kept").check(StudyFolder(tmp_path / "out"), Plan.of(study_in(here, name="other")).facts())
     file = next((tmp_path / "kept" / "records").iterdir())
     file.write_text(file.read_text()[:-40])
     with pytest.raises(InlayError, match="cut or altered"):
         Records(tmp_path / "kept").bring(StudyFolder(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("what", ["host", "rows"])
+def test_records_of_other_files_are_refused_and_left_as_they_are(here, finished, tmp_path, capsys, what):
+    """A host from elsewhere would begin a committed study anew, and its tables would be empty from then on."""
+    out, kept, other = finished[0], tmp_path / "kept", tmp_path / "other"
+    export(out, kept)
+    before = {file: file.read_bytes() for file in kept.rglob("*.json")}
+    for name in ("bert", "data"):
+        shutil.copytree(here / name, other / name)
+    if what == "host":
+        config = other / "bert" / "config.json"
+        config.write_text(config.read_text() + "\n")
+    else:
+        write_rows(other / "data" / "a" / "train.jsonl", rows(150, seed=5))
+    plan = Plan.of(study_in(other))
+    seen = "the host 'bert'" if what == "host" else "the rows of 'a'"
+    with pytest.raises(InlayError, match=f"records of other files than those given here: {seen}\\."):
+        Records(kept).check(StudyFolder(tmp_path / "new"), plan.facts())
+    StudyFolder(tmp_path / "again").claim(plan.facts())
+    with pytest.raises(InlayError, match="records of other files"):
+        export(tmp_path / "again", kept)
+    assert {file: file.read_bytes() for file in kept.rglob("*.json")} == before
+    Records(kept).check(StudyFolder(tmp_path / "new"), Plan.of(study_in(here)).facts())
 
 
 def test_export_and_table_by_command(finished, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Judged rows that the members of a fusion have learned from are counted, and the table says so."""
+"""Judged rows that the members of a fusion have learned from or been chosen by are counted, and the table says so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def texts(file):
 
 @pytest.fixture(scope="module")
 def leaky(tmp_path_factory):
-    """Seven judged texts of c are training texts of a, in other letters; those of b are all its own."""
+    """Seven judged texts of c are training texts of a, in other letters, and two choose; those of b are all its own."""
     folder = place(tmp_path_factory.mktemp("leaky"))
     for name in "abc":
         for split in ("train", "test"):
@@ -38,9 +38,9 @@ def leaky(tmp_path_factory):
             write_rows(file, told)
     taught, judged = (folder / "data" / name for name in ("a/train.jsonl", "c/test.jsonl"))
     told = [json.loads(line) for line in taught.read_text(encoding="utf-8").splitlines()]
-    write_rows(taught.with_name("validation.jsonl"), told[:40])  # so that none of the others is held out
-    for row, text in zip(told[40:], texts(judged)[:7], strict=False):
+    for row, text in zip((*told[40:47], *told[:2]), texts(judged), strict=False):
         row["text"] = f"  {text.upper()} !"
+    write_rows(taught.with_name("validation.jsonl"), told[:40])  # so that none of the others is held out
     write_rows(taught, told[40:])
     view, _ = run_here(study_in(folder, ways=WAYS, seeds=[0], groups=None), folder / "out")
     return folder, view
@@ -51,17 +51,20 @@ def result(view, way):
     return view.results[cell.name]
 
 
-def test_rows_that_a_member_learned_from_are_counted(leaky):
+def plain(file):
+    return {re.sub(r"\W", "", text.lower()) for text in texts(file)}
+
+
+def test_rows_that_a_member_learned_from_or_was_chosen_by_are_counted(leaky):
     folder, view = leaky
-    held_out = {re.sub(r"\W", "", text.lower()) for text in texts(folder / "data/c/test.jsonl")}
-    taught = {re.sub(r"\W", "", text.lower()) for text in texts(folder / "data/a/train.jsonl")}
-    assert len(held_out & taught) == 7
+    held_out = plain(folder / "data/c/test.jsonl")
+    assert [len(held_out & plain(folder / f"data/a/{split}.jsonl")) for split in ("train", "validation")] == [7, 2]
     assert not view.failed
-    assert result(view, "fused")["seen_before"] == {"a": 7}
+    assert result(view, "fused")["seen_before"] == {"a": 7 + 2}
 
 
 def test_also_of_tasks_that_were_trained_together(leaky):
-    assert 0 < result(leaky[1], "joint")["seen_before"]["a"] < 7  # which learn from 32 rows
+    assert 2 <= result(leaky[1], "joint")["seen_before"]["a"] < 7 + 2  # which learn from 32 rows
     assert result(leaky[1], "of-joint")["seen_before"] == result(leaky[1], "joint")["seen_before"]
     assert "seen_before" not in result(leaky[1], "beside"), "its tasks share nothing"
 
@@ -71,5 +74,5 @@ def test_what_is_built_on_nothing_has_seen_nothing(leaky):
 
 
 def test_the_table_says_so(leaky):
-    said = "Judged rows that are also training rows of what a way is built on: c 7 (a's)."
+    said = "Judged rows that are also training or validation rows of what a way is built on: c 9 (a's)."
     assert said in " ".join(as_text(tables(leaky[1]), leaky[1]).split()), "whatever the lines that it is broken into"

@@ -55,7 +55,7 @@ def run(
     view = View(plan, folder)
     kept = Records(records) if records is not None else None
     if kept is not None:
-        kept.check(folder, plan.study.name)
+        kept.check(folder, plan.facts())
     runs_cells = _engine(engine, address, processes, out)
     folder.claim(plan.facts())
     if kept is not None and (count := kept.bring(folder)) and not quiet:

@@ -39,7 +39,9 @@ def caption(table: Table) -> list[str]:
         f"{task} {rows:,} ({other}'s)" for task, others in table.seen_before.items() for other, rows in others.items()
     ]
     if seen:
-        told.append(f"Judged rows that are also training rows of what a way is built on: {', '.join(seen)}.")
+        told.append(
+            f"Judged rows that are also training or validation rows of what a way is built on: {', '.join(seen)}."
+        )
     if LOSS in table.metrics.values():
         told.append("Loss: the mean of −log p of the right labels, × 100; less is better.")
     if table.reference is not None:

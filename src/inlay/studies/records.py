@@ -33,16 +33,29 @@ class Records:
     kept: set[str] = field(default_factory=set)
     """Cells whose records are there."""
 
-    def check(self, study: StudyFolder, name: str) -> None:
-        """Refuse what is no folder of records, or that of a study of another name."""
+    def check(self, study: StudyFolder, facts: Mapping[str, Any]) -> None:
+        """Refuse what is no folder of records, or that of a study of another name, or of other hosts or rows."""
         if self.folder.resolve() == study.folder.resolve():
             raise ConfigError(f"{self.folder} is the study's own folder. Choose another one for records.")
         if self.folder.exists() and not self.folder.is_dir():
             raise ConfigError(f"{self.folder} is a file; records need a folder.")
         if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / STUDY).is_file():
             raise ConfigError(f"{self.folder} is not empty and holds no study. Choose another folder.")
-        if (self.folder / STUDY).is_file() and (other := StudyFolder(self.folder).facts()["study"]["name"]) != name:
+        if not (self.folder / STUDY).is_file():
+            return
+        there, name = StudyFolder(self.folder).facts(), facts["study"]["name"]
+        if (other := there["study"]["name"]) != name:
             raise ConfigError(f"{self.folder} has the records of the study {other!r}, not of {name!r}.")
+        differ = [
+            f"{what} {name!r}" for what, field in (("the host", "hosts"), ("the rows of", "rows"))
+            for name, seen in there[field].items() if facts[field].get(name, seen) != seen
+        ]  # fmt: skip
+        if differ:
+            raise ConfigError(
+                f"{self.folder} has records of other files than those given here: {', '.join(differ)}. None of its "
+                f"cells that use them would count, and its tables would lose them. Give the very files that the "
+                f"records were made with (the same bytes), or another folder for the records."
+            )
 
     def bring(self, study: StudyFolder) -> int:
         """Copy every record that the study has no result of into it; how many there were."""
@@ -82,7 +95,7 @@ class Records:
 def export(folder: Path, out: Path) -> tuple[int, int]:
     """Write what tables need of every cell that is done; how many there are, and their bytes."""
     view, records = view_of(folder), Records(out)
-    records.check(view.folder, view.plan.study.name)
+    records.check(view.folder, view.plan.facts())
     size = records.add(view)
     return len(view.results), size
 

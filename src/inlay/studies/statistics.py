@@ -3,7 +3,8 @@
     spread          sd = √(Σ (x − mean)² / (n − 1)) over the seeds
     one seed        McNemar's exact test: b and c rows are right by one way alone; is b ~ Bin(b + c, ½)?
     several seeds   paired bootstrap over rows: rows are drawn anew, each with the answers of all seeds of both ways;
-                    p = 2 min(P(d* ≤ 0), P(d* ≥ 0)), where d* is the difference of the mean scores
+                    p = 2 min(P(d* ≤ 0), P(d* ≥ 0)), where d* is the difference of the mean scores. Of right and wrong
+                    answers that is computed, as if there were endlessly many draws; of other scores rows are drawn
     several tests   Holm's correction: the k-th smallest of m p-values times (m − k + 1), never falling
 
 Scores that are no mean over rows (F1, Matthews, Pearson, Spearman) are computed anew for every draw: from counts of
@@ -29,8 +30,10 @@ FIRST = 1000
 DRAWS = 4000
 """Draws where it is not; a table of many tests needs more, or nothing in it could be told from chance."""
 LIKELY = 0.05
-PER_TEST = 80
-"""Draws for each test of a table: the smallest p after Holm's correction is then 2 / 80."""
+PER_TEST = 400
+"""Draws for each test of a table: the smallest p after Holm's correction is then 2 / 400."""
+LEAST = 1e-9
+"""The smallest p that is told; what is computed below is rounding."""
 CORRELATIONS, OF_COUNTS = ("pearson", "spearman"), ("matthews", "f1", "macro_f1")
 """Metrics that are computed anew for every draw; of others that are no mean over rows nothing is tested."""
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -136,8 +139,27 @@ def _of_points(pairs: Sequence[tuple[Result, Result]], draws: int) -> Comparison
         return Comparison(float(mean.mean()), mcnemar(one[0].tolist(), other[0].tolist()), "mcnemar", rows, 1)
     # draws of rows are draws of their differences; sums over seeds, because thirds do not add up to nothing
     values, counts = np.unique((one - other).sum(0).round(9), return_counts=True)
-    p = _bootstrap(lambda dice, size: dice.multinomial(rows, counts / rows, size=size) @ values / rows, draws)
+    if np.array_equal(values, values.round()):
+        p = _endless_draws(values.astype(int), counts)
+    else:
+        p = _bootstrap(lambda dice, size: dice.multinomial(rows, counts / rows, size=size) @ values / rows, draws)
     return Comparison(float(mean.mean()), p, "bootstrap", rows, len(pairs))
+
+
+def _endless_draws(values: Array, counts: Array) -> float:
+    """The bootstrap's p of whole numbers, of which `counts` rows have each, without the noise of drawing.
+
+    The sum of n rows that are drawn has the distribution of one row, convolved n times with itself.
+    """
+    rows, lowest = int(counts.sum()), int(values.min())
+    one = np.zeros(int(values.max()) - lowest + 1)
+    one[values - lowest] = counts / rows
+    size = rows * (len(one) - 1) + 1
+    length = 1 << (size - 1).bit_length()
+    sums = np.fft.irfft(np.fft.rfft(one, length) ** rows, length)[:size] if size > 1 else one
+    nothing = -rows * lowest  # where a sum of 0 stands
+    low, high = sums[: max(0, nothing + 1)].sum(), sums[max(0, nothing) :].sum()
+    return float(min(1.0, max(LEAST, 2 * min(low, high))))
 
 
 def _of_labels(pairs: Sequence[tuple[Result, Result]], metric: str, draws: int) -> Comparison:

@@ -406,14 +406,19 @@ def check_apart(prepared: Prepared) -> None:
             f"{prepared.task.name} has no test rows, so that its validation rows would choose and judge at once. "
             f"Use splits: held_out, or give a test_file."
         )
-    judged = {example.texts for example in prepared.test}
+    judged = {_as_written(example) for example in prepared.test}
     for split in ("validation", "train"):
-        shared = len(judged & {example.texts for example in getattr(prepared, split)})
+        shared = len(judged & {_as_written(example) for example in getattr(prepared, split)})
         if shared > LEAK * len(judged):
             raise ConfigError(
                 f"{prepared.task.name}: {shared:,} of the {len(judged):,} judged texts are {split} rows as well, so "
                 f"that the score would not be one of unseen rows. Give others as test rows."
             )
+
+
+def _as_written(example: Example) -> tuple[str, ...]:
+    """An example's texts, as they are in any file: another file of the same rows may differ in spaces and case."""
+    return tuple(" ".join((text or "").casefold().split()) for pair in example.texts for text in pair)
 
 
 def _task_facts(task: Task) -> dict[str, Any]:
