@@ -73,6 +73,26 @@ def test_a_hosts_own_code_never_runs_unasked(there, mistake, monkeypatch):
     assert not (there / "exploded").exists()
 
 
+def test_a_hosts_own_code_runs_where_it_is_trusted(there, mistake, monkeypatch, capsys, tmp_path):
+    (there / "own").mkdir()
+    config = json.loads((there / "bert" / "config.json").read_text())
+    config |= {"auto_map": {"AutoConfig": "own.OwnConfig", "AutoModel": "own.Own"}}
+    (there / "own" / "config.json").write_text(json.dumps(config))
+    (there / "own" / "own.py").write_text(
+        "from transformers import BertConfig, BertModel\n"
+        "class OwnConfig(BertConfig):\n    pass\n"
+        "class Own(BertModel):\n    config_class = OwnConfig\n"
+    )
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    main(["params", "bert", "--method", "lora", "--json"])
+    plain = json.loads(capsys.readouterr().out)
+    main(["params", "own", "--method", "lora", "--json", "--trust-remote-code"])
+    assert json.loads(capsys.readouterr().out) == plain
+    main(["params", "own", "--trust-remote-code"])
+    assert "lora" in capsys.readouterr().out
+
+
 # 3. – 5. what is not ours is not replaced
 
 
