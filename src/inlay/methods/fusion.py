@@ -41,7 +41,7 @@ from transformers.activations import ACT2FN
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError, nearest
-from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, in_dtype_of, read, spread, upcast
+from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, in_dtype_of, read, spread, sum_of, upcast
 from inlay.methods.base import BottleneckForm, Method, register
 
 
@@ -315,7 +315,7 @@ class Fusion(Method):
         layers = [part for part in parts if isinstance(part, FusionLayer)]
         if not (self.value and self.strength and layers):
             return None
-        return self.strength * torch.stack([layer.penalty() for layer in layers]).sum()
+        return self.strength * sum_of([layer.penalty() for layer in layers])
 
     @property
     def needs(self) -> tuple[str, ...]:
