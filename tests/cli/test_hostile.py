@@ -287,6 +287,10 @@ def test_a_closed_stdin_and_a_half_character(run, there, mistake, monkeypatch):
     assert "stdin is closed" in mistake("predict", "mine")
 
 
+def test_flags_of_writing_that_nothing_would_use_are_spelt_as_flags(run, mistake):
+    assert "--max-new-tokens: nothing would use it" in mistake("predict", "mine", "w1", "--max-new-tokens", "4")
+
+
 def test_damaged_weights_are_named_by_inspect(run, mistake):
     (run / "inlay" / "weights.safetensors").write_bytes(b"\xff" * 100)
     assert "weights.safetensors is cut or altered" in mistake("inspect", "mine/inlay")
