@@ -262,14 +262,15 @@ def _branch_ends(host: PreTrainedModel, layer: str, prefix: str, layers: Layers)
 
 
 def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, layers: Layers) -> Iterator[Place]:
-    width = host.config.get_text_config().hidden_size
+    config = host.config.get_text_config()
+    width = config.hidden_size
 
     def at(name: str) -> str:
         return f"{prefix}.{name}"
 
     def projected(name: str, role: str, projection: Projection) -> Place:
         d_in, d_out = projection.sizes(host.get_submodule(at(projection.path)))
-        heads = host.config.num_attention_heads if projection.per_head else 1
+        heads = config.num_attention_heads if projection.per_head else 1
         return Place(
             f"{stack}.{index}.{name}", role, at(projection.path), stack, index, projection=projection, heads=heads,
             d_in=d_in, d_out=d_out,
