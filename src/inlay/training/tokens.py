@@ -173,7 +173,7 @@ def features(
     inputs, cached = _tokens(tokenizer, [a for a, _ in pairs], [b for _, b in pairs], max_length, cache)
     wanted: Tensor | Tokens | None = None
     if targets is not None and targets and isinstance(targets[0], str):
-        wanted, _ = _tokens(tokenizer, cast(list[str], list(targets)), [None] * len(targets), max_length)
+        wanted, _ = _tokens(tokenizer, cast(list[str], list(targets)), [None] * len(targets), max_length, cache)
     elif targets is not None:
         wanted = torch.tensor(targets)
     kind: FeatureKind = "choices" if any(len(example.texts) > 1 for example in examples) else "text"
