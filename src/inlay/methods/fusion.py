@@ -445,11 +445,12 @@ class Fused:
             self._kept.pop(what, None)
             return make()
         state = tuple(trace_of(where[name]) for where, name in tensors)
-        if self._kept.get(what, (None,))[0] != state:
+        kept = self._kept.get(what)
+        if kept is None or kept[0] != state:
             like = self.layer.key.weight.device.type
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(like, enabled=False):
-                self._kept[what] = state, make()
-        return self._kept[what][1]
+                kept = self._kept[what] = state, make()
+        return kept[1]  # whatever another thread makes of the table meanwhile
 
 
 @contextmanager
