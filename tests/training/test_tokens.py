@@ -41,7 +41,7 @@ def test_only_the_choices_that_a_row_has_are_run(small):
     three = Example((("w1 w2 w3", "good"), ("w2", "bad"), ("w2", "fine")), 2)
     batch = features([two, three], tokenizer(small), 64, [1, 2]).collate([0, 1])
     assert len(batch["input_ids"]) == 5
-    assert batch["there"].tolist() == [[True, True, False], [True, True, True]]
+    assert batch["has_choice"].tolist() == [[True, True, False], [True, True, True]]
 
 
 def test_text_targets_are_not_counted_where_padded(small):

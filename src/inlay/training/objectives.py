@@ -52,13 +52,13 @@ def consistent_loss(
 ) -> Tensor:
     """AdaMix: the task's loss of one draw, and how far another draw is from it. Absent choices count in neither."""
     batch = given(host, codec, portion.batch)
-    there, labels = batch.pop("there", None), batch["labels"]
+    has_choice, labels = batch.pop("has_choice", None), batch["labels"]
     masks = take_masks(batch)
 
     def compared(logits: Tensor) -> Tensor:
         if masks and codec.words is not None:
             return at_masks(logits, masks, codec.words)
-        return codec.compared(codec.aligned(logits, labels)) if there is None else by_choice(logits, there)
+        return codec.compared(codec.aligned(logits, labels)) if has_choice is None else by_choice(logits, has_choice)
 
     def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
         return codec.loss(codec.compared(logits), labels) * portion.row_weight  # swapped a second time: as they were
