@@ -270,9 +270,9 @@ def _checked(settings: JointSettings, allowed: Allowed, resume: bool) -> _Found:
     """Every task's settings, method and rows, the draws and the host's config; all that is wrong is said at once."""
     problems = Problems()
     problems.add(_wrong_names(settings))
-    sampling = problems.look(settings.drawing)
-    config = problems.look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
-    problems.look(lambda: check_trackers(settings.trackers))
+    sampling = problems.attempt(settings.drawing)
+    config = problems.attempt(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
+    problems.attempt(lambda: check_trackers(settings.trackers))
     tasks = {name: _found_task(problems, settings, name, own, config) for name, own in dict(settings.tasks).items()}
     found = {name: task for name, task in tasks.items() if task is not None}
     unjudged = [name for name, each in found.items() if not each.prepared.validation]
@@ -305,17 +305,17 @@ def _found_task(
     problems: Problems, settings: JointSettings, name: str, own: Mapping[str, Any], config: PreTrainedConfig | None
 ) -> _FoundTask | None:
     """One task's settings, method and rows; None if they cannot be had."""
-    mine = problems.look(lambda: settings.task_settings(name, own))
+    mine = problems.attempt(lambda: settings.task_settings(name, own))
     if mine is None:
         return None
     prefix = f"{name}: "
-    method = problems.look(lambda: method_of(mine), prefix)
-    prepared = problems.look(lambda: few_to_validate(prepare(mine), mine.eval_rows), prefix)
+    method = problems.attempt(lambda: method_of(mine), prefix)
+    prepared = problems.attempt(lambda: few_to_validate(prepare(mine), mine.eval_rows), prefix)
     if prepared is None:
         return None
-    problems.look(lambda: mine.selected(dict.fromkeys(prepared.task.metrics, 0.0)), prefix)
+    problems.attempt(lambda: mine.selected(dict.fromkeys(prepared.task.metrics, 0.0)), prefix)
     if config is not None:
-        problems.look(lambda: answer_form(prepared.task, config), prefix)
+        problems.attempt(lambda: answer_form(prepared.task, config), prefix)
     return _FoundTask(mine, method, prepared)
 
 
