@@ -285,8 +285,8 @@ class JointLoop(Loop):
     def deciding(self) -> list[Lesson]:
         return [lesson for lesson in self.lessons if self.stop_on in (MEAN, lesson.name)]
 
-    def weighed(self, quiet: Sequence[Lesson]) -> Sequence[Lesson]:
-        return quiet if self.apart else super().weighed(quiet)
+    def judged_by_loss(self, quiet: Sequence[Lesson]) -> Sequence[Lesson]:
+        return quiet if self.apart else super().judged_by_loss(quiet)
 
     def keep_best(self, standings: Mapping[str, Standing], better: bool) -> list[Lesson]:
         if not self.apart:
