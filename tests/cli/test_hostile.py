@@ -291,6 +291,13 @@ def test_flags_of_writing_that_nothing_would_use_are_spelt_as_flags(run, mistake
     assert "--max-new-tokens: nothing would use it" in mistake("predict", "mine", "w1", "--max-new-tokens", "4")
 
 
+def test_what_is_inspected_twice_is_shown_once(run, capsys):
+    main(["inspect", "mine", "--json"])
+    once = capsys.readouterr().out
+    main(["inspect", "mine", "mine", "--json"])
+    assert capsys.readouterr().out == once
+
+
 def test_damaged_weights_are_named_by_inspect(run, mistake):
     (run / "inlay" / "weights.safetensors").write_bytes(b"\xff" * 100)
     assert "weights.safetensors is cut or altered" in mistake("inspect", "mine/inlay")
