@@ -176,21 +176,7 @@ def _setfit(study: Study, way: Way, slot: Slot) -> list[Draft]:
 def _of_rows(study: Study, way: Way, slot: Slot) -> dict[str, Any]:
     """What is said of the rows, for ways that do not train as `inlay train` does."""
     ((settings, _),) = _points(study, way.model_copy(update={"grid": {}}), slot, "head")
-    kept = (
-        "recipe",
-        "task",
-        "mode",
-        "rows",
-        "rows_seed",
-        "per_class",
-        "validation",
-        "seed",
-        "splits",
-        "max_length",
-        "eval_rows",
-        *DATA,
-    )
-    return {name: value for name, value in settings.items() if name in kept}
+    return {name: value for name, value in settings.items() if name in OF_ROWS}
 
 
 def _routing(study: Study, way: Way, slot: Slot) -> list[Draft]:
@@ -242,6 +228,11 @@ DATA = (
     "hub", "data_dir", "train_file", "validation_file", "test_file", "kind", "text", "pair", "choices", "label",
     "labels", "metrics",
 )  # fmt: skip
+OF_ROWS = (
+    "recipe", "task", "mode", "rows", "rows_seed", "per_class", "validation", "seed", "splits", "max_length",
+    "eval_rows", *DATA,
+)  # fmt: skip
+"""Settings that say which rows there are, and nothing of a training."""
 
 
 # their parts
