@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import transformers
 
+import inlay
 from inlay.cli import main
 from inlay.runs.folder import Run
 from inlay.runs.settings import Settings
@@ -91,6 +93,10 @@ def test_a_hosts_own_code_runs_where_it_is_trusted(there, mistake, monkeypatch, 
     assert json.loads(capsys.readouterr().out) == plain
     main(["params", "own", "--trust-remote-code"])
     assert "lora" in capsys.readouterr().out
+    shutil.copytree(there / "own", there / "other")  # whose model nobody has trusted yet
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(inlay.ConfigError, match="does not run unasked"):
+        inlay.count(transformers.AutoConfig.from_pretrained("other", trust_remote_code=True), inlay.LoRA())
 
 
 # 3. – 5. what is not ours is not replaced

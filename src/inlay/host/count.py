@@ -109,9 +109,17 @@ def without_weights(
     """The host that a config describes, on the meta device. Python code of its own runs only if trusted."""
     usual = transformers.AutoModel if head is None else transformers.AutoModelForSequenceClassification
     kind: Any = model or usual
-    trust = {"trust_remote_code": True} if trust_remote_code else {}
-    with torch.device("meta"):
-        made = kind.from_config(config, **trust) if hasattr(kind, "from_config") else kind(config)
+    auto = hasattr(kind, "from_config")
+    try:
+        with torch.device("meta"):
+            made = kind.from_config(config, trust_remote_code=trust_remote_code) if auto else kind(config)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ConfigError(
+            f"the model of {type(config).__name__} is Python code of its own, which does not run unasked. Give the "
+            f"loaded host instead of its config."
+        ) from None
     if not isinstance(made, PreTrainedModel):
         raise ConfigError(
             f"model is a class of transformers, such as AutoModelForSequenceClassification, not {kind!r}."
