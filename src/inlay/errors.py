@@ -40,17 +40,17 @@ class Problems:
     """Collects what is wrong with a job, so that the user is told all of it at once.
 
     problems = Problems()
-    config = problems.look(lambda: open_config(name))      None where that cannot be had
-    problems.refuse()                                      raises, if there was a problem
+    config = problems.attempt(lambda: open_config(name))      None where that cannot be had
+    problems.refuse()                                         raises, if there was a problem
     """
 
     def __init__(self) -> None:
         self.found: list[str] = []
 
-    def look(self, up: Callable[[], T], prefix: str = "") -> T | None:
+    def attempt(self, make: Callable[[], T], prefix: str = "") -> T | None:
         """What a function gives; an error of Inlay's is noted instead of raised."""
         try:
-            return up()
+            return make()
         except InlayError as error:
             self.found.append(f"{prefix}{error}")
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -303,3 +304,19 @@ def test_the_same_below_any_head() -> None:
     heads = (hf.AutoModel, hf.AutoModelForCausalLM, hf.AutoModelForSequenceClassification)
     found = [probe(shaken(head.from_config(config))) for head in heads]
     assert found[0] == found[1] == found[2]
+
+
+def test_heads_of_a_fused_module_are_those_of_the_text_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host of pictures and texts has the number of heads in its text model's config alone."""
+    vision = hf.CLIPVisionConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    text = hf.GPTNeoXConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, vocab_size=64
+    )
+    host = hf.LlavaForConditionalGeneration(hf.LlavaConfig(vision_config=vision, text_config=text))
+    layers = families.FAMILIES["gpt_neox"].stacks["decoder"]
+    nested = inlay.Family({"decoder": replace(layers, path="language_model.layers")})
+    monkeypatch.setitem(families.FAMILIES, "gpt_neox", nested)
+    inlay.add(host, "a", inlay.LoRA(rank=2))
+    assert {place.heads for place in host.inlays.anatomy.of_kind("q", "v")} == {4}

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import transformers
 
+import inlay
 from inlay.cli import main
 from inlay.runs.folder import Run
 from inlay.runs.settings import Settings
@@ -71,6 +73,30 @@ def test_a_hosts_own_code_never_runs_unasked(there, mistake, monkeypatch):
     told = mistake(*TRAIN, *DATA, "--host", "coded")
     assert "--trust-remote-code" in told
     assert not (there / "exploded").exists()
+
+
+def test_a_hosts_own_code_runs_where_it_is_trusted(there, mistake, monkeypatch, capsys, tmp_path):
+    (there / "own").mkdir()
+    config = json.loads((there / "bert" / "config.json").read_text())
+    config |= {"auto_map": {"AutoConfig": "own.OwnConfig", "AutoModel": "own.Own"}}
+    (there / "own" / "config.json").write_text(json.dumps(config))
+    (there / "own" / "own.py").write_text(
+        "from transformers import BertConfig, BertModel\n"
+        "class OwnConfig(BertConfig):\n    pass\n"
+        "class Own(BertModel):\n    config_class = OwnConfig\n"
+    )
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    main(["params", "bert", "--method", "lora", "--json"])
+    plain = json.loads(capsys.readouterr().out)
+    main(["params", "own", "--method", "lora", "--json", "--trust-remote-code"])
+    assert json.loads(capsys.readouterr().out) == plain
+    main(["params", "own", "--trust-remote-code"])
+    assert "lora" in capsys.readouterr().out
+    shutil.copytree(there / "own", there / "other")  # whose model nobody has trusted yet
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(inlay.ConfigError, match="does not run unasked"):
+        inlay.count(transformers.AutoConfig.from_pretrained("other", trust_remote_code=True), inlay.LoRA())
 
 
 # 3. – 5. what is not ours is not replaced
@@ -265,6 +291,17 @@ def test_a_closed_stdin_and_a_half_character(run, there, mistake, monkeypatch):
     assert "half.jsonl, line 1" in mistake("predict", "mine", "--file", "half.jsonl")
     monkeypatch.setattr(sys, "stdin", None)
     assert "stdin is closed" in mistake("predict", "mine")
+
+
+def test_flags_of_writing_that_nothing_would_use_are_spelt_as_flags(run, mistake):
+    assert "--max-new-tokens: nothing would use it" in mistake("predict", "mine", "w1", "--max-new-tokens", "4")
+
+
+def test_what_is_inspected_twice_is_shown_once(run, capsys):
+    main(["inspect", "mine", "--json"])
+    once = capsys.readouterr().out
+    main(["inspect", "mine", "mine", "--json"])
+    assert capsys.readouterr().out == once
 
 
 def test_damaged_weights_are_named_by_inspect(run, mistake):

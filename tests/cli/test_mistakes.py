@@ -198,3 +198,17 @@ def test_a_verb_says_which_extra_it_needs(module, words):
 
 def test_a_fault_of_ours_is_not_taken_for_a_missing_extra():
     assert without("inlay.runs.settings", "train", "--help").returncode == 1
+
+
+def test_flags_that_a_server_does_not_take_are_spelt_as_flags(there, mistake):
+    told = mistake("predict", "model", "w1", "--server", "http://127.0.0.1:1", "--max-new-tokens", "4", "--host", "x")
+    assert "--host, --max-new-tokens says how" in told
+
+
+def test_a_setting_that_is_a_number_or_a_word_takes_both_as_a_flag(there, mistake):
+    words = ("validate", "--host", "bert", "--tasks", "a,b", "--alpha")
+    assert "'often' is neither a number nor annealed" in mistake(*words, "often")
+    assert "lies between 0 (evenly) and 1" in mistake(*words, "2")
+    told = mistake(*words, "annealed")
+    assert "alpha" not in told, told
+    assert "is not a built-in task" in told

@@ -278,6 +278,24 @@ def test_merge_makes_a_mixture_plain_with_the_same_answers(inlay_cli, inlay_here
     assert json.loads((place / "merged" / "inlay.json").read_text())["method"]["kind"] == "pfeiffer"
 
 
+def test_half_an_export_is_taken_away_whatever_ends_it(inlay_cli, inlay_here, fused, place, monkeypatch):
+    from inlay.checkpoints import export as writing
+
+    original, seen = writing.export, []
+
+    def full(host, name, path, format):
+        if seen:
+            raise OSError(28, "No space left on device", str(path))
+        seen.append(original(host, name, path, format))
+        return seen[0]
+
+    monkeypatch.setattr(writing, "export", full)
+    words = ("export", "runs/fused", "--format", "adapterhub", "--without-head", "--out", "half")
+    assert "the disk is full" in inlay_cli(*words, code=2).stderr
+    assert seen
+    assert not seen[0].exists()
+
+
 def test_export_and_import_of_a_lora(inlay_cli, inlay_here, place):
     inlay_here(
         "train", *DATA, "--name", "low", "--method", "lora", "--options", "rank=2", "--out", "runs/low", "--quiet"

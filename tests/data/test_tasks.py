@@ -6,6 +6,7 @@ import torch
 import inlay
 from inlay.data import Data, DataError, Task, builtin_tasks, prepare, task_named
 from inlay.data.examples import examples
+from inlay.data.labels import find_labels
 from inlay.data.rows import Table
 
 FUSION_16 = [
@@ -125,6 +126,20 @@ def test_labels_of_own_rows_are_found_and_shown(tmp_path):
     )
     assert prepared.task.labels == ("1", "2", "3")
     assert "labels found: 1, 2, 3" in prepared.notes
+
+
+def test_labels_have_one_order_in_every_process():
+    """A set of texts has another order in each: 1 and 01 are the same number, and still two classes."""
+    written = ["-0", "0", "00", "000", "0000", "00000", "1", "01", "001", "0001", "10", "2"]
+    found = find_labels(Task(), Table([{"text": "a", "label": label} for label in written], "rows"))
+    assert found == ("-0", "0", "00", "000", "0000", "00000", "0001", "001", "01", "1", "2", "10")
+
+
+def test_labels_of_thousands_of_digits_are_names():
+    written = ["9" * 5000, "1", "2"]
+    assert find_labels(Task(), Table([{"text": "a", "label": label} for label in written], "rows")) == (
+        "1", "2", "9" * 5000,
+    )  # fmt: skip
 
 
 def test_f1_of_three_labels_is_refused(tmp_path):

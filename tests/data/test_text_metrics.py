@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -138,3 +139,12 @@ def test_a_missing_extra_is_said(monkeypatch):
 
 def test_the_best_state_has_the_lowest_ter():
     assert Recipe(select="ter").selected({"bleu": 0.5, "ter": 0.2}) == ("ter", -0.2)
+
+
+def test_a_program_of_meteors_that_has_ended_is_named(monkeypatch):
+    monkeypatch.setattr(text_metrics, "JAVA", (sys.executable, "-c", ""))
+    monkeypatch.setattr(text_metrics, "_jar", lambda *parts: "")
+    meteor = text_metrics.Meteor()
+    meteor.process.wait()
+    with pytest.raises(DataError, match="has ended by itself"):
+        meteor.score(REFS, SAID)

@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import inlay
+from inlay.methods.mixture import alternatives
 from tests.hosts import classifier
 
 SHARING = [
@@ -67,3 +68,21 @@ def test_shared_tensors_have_the_dtype_of_the_first_place_too() -> None:
     host.transformer.decoder.bfloat16()
     inlay.add(host, "a", inlay.Compacter(size=4), norms=False)
     assert host.inlays["a"].shared.rule.dtype == torch.float32
+
+
+def test_penalties_of_layers_on_several_devices_have_a_sum() -> None:
+    host = classifier()
+    inlay.add(host, "a", inlay.Pfeiffer(size=4))
+    inlay.add(host, "b", inlay.Mixture(inlay.Pfeiffer(size=4), routing="learned"))
+    inlay.add_fusion(host, "f", members=["a"])
+    gates = [choice.gate for choice in alternatives(host.inlays["b"])]
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        for number, part in enumerate(host.inlays["f"].parts.values()):
+            put(part, f"cuda:{number}")
+        for number, gate in enumerate(gates):
+            gate.balance.put(torch.empty((), device=f"cuda:{number}"))
+        for name in ("f", "b"):
+            inlay.activate(host, name)
+            assert inlay.penalty(host).dim() == 0
+        put(host.bert.embeddings, "cuda:2")
+        assert str(inlay.penalty(host).device) == "cuda:2", "where the host begins"

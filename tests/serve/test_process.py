@@ -146,6 +146,7 @@ def test_bad_words_are_refused(shop, tmp_path, capsys):
     for words, says in (
         (["--bind", "0.0.0.0:1"], "--open"),
         (["--bind", "nonsense"], "--bind is"),
+        (["--bind", "127.0.0.1:²"], "--bind is"),
         (["--root", str(tmp_path / "none")], "is not a folder"),
         (["--keys", str(tmp_path / "none")], "cannot be read"),
         (["--rows", "0"], "greater than or equal to 1"),

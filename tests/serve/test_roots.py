@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inlay.serve.errors import Forbidden, Invalid, NotFound, ServeError, told
+from inlay.serve.errors import Forbidden, Invalid, NotFound, ServeError, public_text
 from inlay.serve.roots import below
 from tests.serve.conftest import ADMIN
 
@@ -72,7 +72,7 @@ def test_a_thousand_hostile_paths_open_nothing_outside(tempting, monkeypatch):
         try:
             found = below(tempting, given)
         except ServeError as error:
-            said.append(told(error))
+            said.append(public_text(error))
         else:
             assert str(found).startswith(inside + os.sep)
     assert not opened
@@ -121,17 +121,20 @@ def test_a_thousand_hostile_names_and_paths_over_http(guarded, monkeypatch):
 
 
 def test_messages_have_no_folders():
-    assert told("see /home/me/runs/rte/inlay.json: cut") == "see inlay.json: cut"
-    assert told("C:\\Users\\me\\x is not") == "x is not"
-    assert told("a/b and 1/2 stay, so does https://example.org/x") == "a/b and 1/2 stay, so does https://example.org/x"
-    assert told("\x1b[2J") == "\\x1b[2J"
-    assert len(told("x" * 10_000)) < 2100
+    assert public_text("see /home/me/runs/rte/inlay.json: cut") == "see inlay.json: cut"
+    assert public_text("C:\\Users\\me\\x is not") == "x is not"
+    assert (
+        public_text("a/b and 1/2 stay, so does https://example.org/x")
+        == "a/b and 1/2 stay, so does https://example.org/x"
+    )
+    assert public_text("\x1b[2J") == "\\x1b[2J"
+    assert len(public_text("x" * 10_000)) < 2100
 
 
 def test_messages_have_the_routes_that_they_mean_and_still_no_folders():
     error = NotFound("no '/a b/c' in /srv/runs; ask /v1/classify.", urls=["'/a b/c'", "/v1/classify"])
-    assert told(error) == "no '/a b/c' in runs; ask /v1/classify."
-    assert told(Invalid("no '/a b/c' in /srv/runs")) == "no 'a b/c' in runs"
+    assert public_text(error) == "no '/a b/c' in runs; ask /v1/classify."
+    assert public_text(Invalid("no '/a b/c' in /srv/runs")) == "no 'a b/c' in runs"
 
 
 def test_members_of_a_fusion_are_looked_for_below_the_root_only(guarded, shop, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections import Counter
 import pytest
 import yaml
 
+from inlay.studies.engines.processes import _Process
 from inlay.studies.formats import as_csv
 from inlay.studies.plan import view_of
 from inlay.studies.tables import tables
@@ -147,3 +149,18 @@ def test_memory_decides_how_many_run(megabytes):
     busy.cell, busy.megabytes = "one", 1000.0
     engine.workers = [busy]
     assert engine.room(megabytes) is (megabytes < 1e6)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="signals of real time are Linux's")
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGRTMIN"])
+def test_a_worker_that_dies_of_any_signal_is_told_of(number):
+    """Those of real time have numbers and no names: without an event the study would wait for the cell for ever."""
+    dies = getattr(signal, number) + (number == "SIGRTMIN")
+    words = [sys.executable, "-c", f"import os; input(); os.kill(os.getpid(), {int(dies)})"]
+    events = queue.Queue()
+    worker = _Process(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True), events)
+    worker.send("cell", {}, 0.0)
+    event = events.get(timeout=60)
+    assert (event.cell, event.ending, event.died) == ("cell", "failed", True)
+    assert number in event.error or f"signal {int(dies)}" in event.error
+    worker.close()

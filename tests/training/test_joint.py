@@ -87,7 +87,7 @@ def by_hand(loop, batch, shares):
         lesson = loop.lessons[task]
         inlay.activate(host, lesson.name)
         one = lesson.train.features.collate([row])
-        labels, there = one.pop("labels"), one.pop("there", None)
+        labels, there = one.pop("labels"), one.pop("has_choice", None)
         logits = host(**one).logits
         if there is not None:
             logits = logits.flatten().unsqueeze(0)

@@ -68,7 +68,7 @@ def both(small: Path, kind: str) -> tuple[Workbench, hf.PreTrainedModel]:
 def theirs_of(kind: str, other: hf.PreTrainedModel, batch: dict[str, torch.Tensor]) -> tuple[float, torch.Tensor]:
     """Loss and logits of transformers' own class, its inputs as it wants them."""
     batch = dict(batch)
-    labels, there = batch.pop("labels"), batch.pop("there", None)
+    labels, there = batch.pop("labels"), batch.pop("has_choice", None)
     if kind == "choice":
         assert there is not None
         assert there.all(), "their class has no absent choices"
@@ -163,10 +163,12 @@ def test_choice_heads_of_earlier_versions_load(small, tmp_path):
         inlay.activate(bench.host.eval(), "old")
         codec = bench.for_task(TASKS["choice"]).codec(32)
         batch = codec.encode(some("choice", 3)[1:2]).features.collate([0])
-        inputs = {name: tensor for name, tensor in batch.items() if name not in ("labels", "there")}
+        inputs = {name: tensor for name, tensor in batch.items() if name not in ("labels", "has_choice")}
         with torch.no_grad():
             wanted = before(**{name: tensor.unsqueeze(0) for name, tensor in inputs.items()}).logits
-            torch.testing.assert_close(scores(bench.host, inputs | {"there": batch["there"]}), wanted, **CLOSE)
+            torch.testing.assert_close(
+                scores(bench.host, inputs | {"has_choice": batch["has_choice"]}), wanted, **CLOSE
+            )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "roberta", "distilbert", "bart"])

@@ -31,12 +31,17 @@ def test_tokens_come_from_the_cache_the_second_time_and_a_damaged_cache_is_made_
     assert not features(some, tokenizer(small), 64, [0, 1]).cached
 
 
+def test_without_the_cache_nothing_is_written_there(small, tmp_path):
+    features([Example((("w1 good", None),), "w2")], tokenizer(small), 64, ["w2"], cache=False)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
 def test_only_the_choices_that_a_row_has_are_run(small):
     two = Example((("w1", "good"), ("w1", "bad")), 1)
     three = Example((("w1 w2 w3", "good"), ("w2", "bad"), ("w2", "fine")), 2)
     batch = features([two, three], tokenizer(small), 64, [1, 2]).collate([0, 1])
     assert len(batch["input_ids"]) == 5
-    assert batch["there"].tolist() == [[True, True, False], [True, True, True]]
+    assert batch["has_choice"].tolist() == [[True, True, False], [True, True, True]]
 
 
 def test_text_targets_are_not_counted_where_padded(small):

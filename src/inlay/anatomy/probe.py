@@ -147,14 +147,19 @@ def _stacks(host: PreTrainedModel, calls: list[Call], whole: bool = True) -> dic
                          f"several lists of modules may be {which} layers: {', '.join(found)}")  # fmt: skip
         path = stacks[part] = found[0]
         if any(count[f"{path}.{i}"] > 1 for i in range(longest)):
-            raise AnatomyError(
-                f"{type(host).__name__} runs one layer's weights several times ({path}), so an inlay could not tell "
-                f"its layers apart. Hosts whose layers have their own weights work, such as bert or electra."
-            )
+            raise shared_layers(type(host).__name__, f" ({path})")
         layer = first_call(calls, f"{path}.0")
         if whole and any(x is None or x.shape[-1] != width for x in (*layer.inputs[:1], layer.output)):
             raise Unsure(f"the layers of {path} do not take and give hidden states (rows, tokens, {width})", {path: {}})
     return stacks
+
+
+def shared_layers(host: str, where: str = "") -> AnatomyError:
+    """Why a host whose layers have one set of weights is refused."""
+    return AnatomyError(
+        f"{host} runs one layer's weights several times{where}, so an inlay could not tell its layers apart. "
+        f"Hosts whose layers have their own weights work, such as bert or electra."
+    )
 
 
 # ── the branches of a layer ──

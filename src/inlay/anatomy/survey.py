@@ -23,7 +23,7 @@ from inlay.anatomy.modules import (
     takes_keys,
 )
 from inlay.anatomy.places import Branch, BranchEnd, Family, Layers, Place, Projection
-from inlay.anatomy.probe import probe
+from inlay.anatomy.probe import probe, shared_layers
 from inlay.errors import AnatomyError
 
 
@@ -36,10 +36,7 @@ def family_of(host: PreTrainedModel) -> Family:
         )
     kind = host.config.get_text_config().model_type
     if kind in families.SHARED_LAYERS:
-        raise AnatomyError(
-            f"{kind} runs one layer's weights several times, so an inlay could not tell its layers apart. "
-            f"Hosts whose layers have their own weights work, such as bert or electra."
-        )
+        raise shared_layers(kind)
     if kind in families.BY_CONFIG:
         return families.BY_CONFIG[kind](host.config)
     return families.FAMILIES[kind] if kind in families.FAMILIES else probe(host)
@@ -262,14 +259,15 @@ def _branch_ends(host: PreTrainedModel, layer: str, prefix: str, layers: Layers)
 
 
 def _layer_places(host: PreTrainedModel, stack: str, index: int, prefix: str, layers: Layers) -> Iterator[Place]:
-    width = host.config.get_text_config().hidden_size
+    config = host.config.get_text_config()
+    width = config.hidden_size
 
     def at(name: str) -> str:
         return f"{prefix}.{name}"
 
     def projected(name: str, role: str, projection: Projection) -> Place:
         d_in, d_out = projection.sizes(host.get_submodule(at(projection.path)))
-        heads = host.config.num_attention_heads if projection.per_head else 1
+        heads = config.num_attention_heads if projection.per_head else 1
         return Place(
             f"{stack}.{index}.{name}", role, at(projection.path), stack, index, projection=projection, heads=heads,
             d_in=d_in, d_out=d_out,

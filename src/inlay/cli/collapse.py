@@ -26,7 +26,7 @@ def work(
     from inlay.errors import SetupError
     from inlay.host.verbs import activate
     from inlay.runs.allowed import Allowed
-    from inlay.runs.facts import noted
+    from inlay.runs.facts import manifest_data
     from inlay.runs.use import open_for_use
     from inlay.storage.folders import check_new
     from inlay.training.evaluate import batches_of
@@ -43,7 +43,7 @@ def work(
     collapse(opened.host, opened.name, batches_of(opened.host, split), name=name)
     activate(opened.host, name)
     after = opened.codec.measure(split, opened.answers(split))
-    folder = save(opened.host, name, out, task=task.name, metrics=after, data=noted(opened.codec))
+    folder = save(opened.host, name, out, task=task.name, metrics=after, data=manifest_data(opened.codec))
     text = columns([(metric, before[metric], after[metric]) for metric in before], (seen, "fusion", "collapsed"))
     tell(f"{text}\ninlay: {folder}", {"name": name, "path": str(folder), "before": before, "after": after}, as_json)
 

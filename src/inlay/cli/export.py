@@ -50,16 +50,15 @@ def work(
     try:
         for name, target in targets.items():
             written.append(export(opened.host, name, target, format))  # type: ignore[arg-type]
-    except InlayError as error:
+    except BaseException as error:
         for folder in written:  # all of it or nothing
-            shutil.rmtree(folder)
-        comes = f"A head that can be written is made by training with --pooling {POOLING[format]}."
-        hint = (
-            f"\nTo write it without a head: --without-head. {comes}"
-            if "head" in str(error) and not without_head
-            else ""
-        )
-        raise type(error)(f"{error}{hint}") from None
+            shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, InlayError) or "head" not in str(error) or without_head:
+            raise
+        raise type(error)(
+            f"{error}\nTo write it without a head: --without-head. A head that can be written is made by training with "
+            f"--pooling {POOLING[format]}."
+        ) from None
     tell(
         f"{opened.name} as {format} reads it: {', '.join(map(str, written))}",
         {"name": opened.name, "format": format, "paths": [str(each) for each in written]},

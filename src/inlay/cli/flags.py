@@ -57,6 +57,22 @@ class _Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 WHOLE = _Whole()
 
 
+class _NumberOrWord(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number, or one of a few words, as in alpha: 0.5 or annealed."""
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        self.words = words
+        self.name = "|".join(("float", *words))
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float | str:
+        if value in self.words:
+            return str(value)
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{str(value)[:40]!r} is neither a number nor {' or '.join(self.words)}.", param, context)
+
+
 def flags(
     config: type[Config], *, leave_out: Collection[str] = (), hidden: Collection[str] = ()
 ) -> list[click.Parameter]:
@@ -109,7 +125,9 @@ def _kind(annotation: Any) -> tuple[Any, bool]:
     """click's type of a field, and whether it may be given more than once."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return _kind(next(part for part in inner if part is not NoneType))
+        parts = [part for part in inner if part is not NoneType]
+        words = tuple(str(word) for part in parts if get_origin(part) is Literal for word in get_args(part))
+        return (_NumberOrWord(words), False) if words and float in parts else _kind(parts[0])
     if origin is Literal:
         return click.Choice([str(choice) for choice in inner]), False
     if origin in (tuple, dict):

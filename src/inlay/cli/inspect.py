@@ -33,6 +33,7 @@ def work(paths: tuple[Path, ...], picture: Path | None, layer: str | None, as_js
         raise click.UsageError("--layer says what to draw; give --picture as well.")
     from inlay.runs.folder import run_at
 
+    paths = tuple(dict.fromkeys(paths))  # one that is named twice is shown once
     runs = {path: run_at(path) for path in paths}
     found = [_inlay(path) if run is None else _joint(run) if run.tasks() else _run(run) for path, run in runs.items()]
     if picture is not None:

@@ -25,7 +25,7 @@ def work(
     from inlay.compose.merge import merge
     from inlay.errors import ConfigError
     from inlay.runs.allowed import Allowed
-    from inlay.runs.facts import noted
+    from inlay.runs.facts import manifest_data
     from inlay.runs.folder import inlay_in
     from inlay.runs.use import open_for_use
     from inlay.storage.folders import check_new
@@ -36,7 +36,7 @@ def work(
     if opened.name is None:
         raise ConfigError(f"{path} has no inlay: the whole host was trained.")
     merge(opened.host, opened.name)
-    data = noted(opened.codec)
+    data = manifest_data(opened.codec)
     folder = save(opened.host, opened.name, out, task=manifest.task, metrics=manifest.metrics, data=data)
     method = read_manifest(folder).method["kind"]
     tell(

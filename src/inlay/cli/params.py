@@ -23,14 +23,15 @@ Examples:
 
 def work(host: str, method: str | None, options: tuple[str, ...], trust_remote_code: bool, as_json: bool) -> None:
     from inlay.errors import ConfigError, InlayError
-    from inlay.host.count import NAMED_HOSTS, count
+    from inlay.host.count import NAMED_HOSTS, count, without_weights
     from inlay.methods import METHODS, method_from
     from inlay.runs.settings import named_values
     from inlay.training.workbench import open_config
 
     config = NAMED_HOSTS[host] if host in NAMED_HOSTS else open_config(host, trust_remote_code=trust_remote_code)
+    empty = without_weights(config, trust_remote_code=trust_remote_code)
     if method is not None:
-        counted = count(config, method_from({"kind": method, **named_values(options)}))
+        counted = count(empty, method_from({"kind": method, **named_values(options)}))
         tell(str(counted), asdict(counted) | {"percent": counted.percent}, as_json)
         return
     if options:
@@ -38,7 +39,7 @@ def work(host: str, method: str | None, options: tuple[str, ...], trust_remote_c
     found: list[dict[str, Any]] = []
     for kind in [kind for kind, known in METHODS.items() if known.standalone]:
         try:
-            counted = count(config, method_from({"kind": kind}))
+            counted = count(empty, method_from({"kind": kind}))
         except InlayError:
             continue  # it has no place in this host
         found.append({"method": kind} | asdict(counted) | {"percent": counted.percent})

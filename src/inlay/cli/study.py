@@ -212,15 +212,15 @@ def report(folder: Path, against: str | None, score: str | None, as_json: bool) 
 
 def diff(before: str, after: str, host: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
     from inlay.studies.cells import StudyFolder
-    from inlay.studies.changes import changes, is_folder
+    from inlay.studies.changes import changes, is_study_folder
     from inlay.studies.plan import Plan
 
     paths = (Path(before), Path(after))
     plans = [
-        Plan.opened(StudyFolder(path)) if is_folder(path) else Plan.of(_read(str(path), host, data_dir))
+        Plan.opened(StudyFolder(path)) if is_study_folder(path) else Plan.of(_read(str(path), host, data_dir))
         for path in paths
     ]
-    folder = next((StudyFolder(path) for path in paths if is_folder(path)), None)
+    folder = next((StudyFolder(path) for path in paths if is_study_folder(path)), None)
     found = changes(plans[0], plans[1], folder)
     lines = [*found["changed"]] or ["nothing that the file says has changed."]
     lines += [f"- {slot}" for slot in found["slots_gone"]] + [f"+ {slot}" for slot in found["slots_new"]]

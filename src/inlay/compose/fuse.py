@@ -153,5 +153,5 @@ def penalty(host: nn.Module) -> Tensor:
     for name in names_in(active(model)):
         inlay = inlays_of(model)[name]
         own = inlay.method.penalty(inlay.parts.values())
-        total = total if own is None else total + own
+        total = total if own is None else total + own.to(total.device)
     return total

@@ -101,9 +101,9 @@ def examples(task: Task, table: Table, *, labelled: bool = True) -> list[Example
 def _example(task: Task, row: Row, labelled: bool, listed: bool) -> Example:
     """listed: kind choice, and right answers are measured as such, because some rows have several."""
     if task.kind == "tags":
-        return _tagged(task, row, labelled)
+        return _with_tags(task, row, labelled)
     if task.kind == "spans":
-        return _asked(task, row, labelled)
+        return _with_context(task, row, labelled)
     if task.linearise is not None and not is_missing(row.get(task.text)):
         row = row | {task.text: LINEARISED[task.linearise](row[task.text])}
     text = fill(task.text, row)
@@ -113,9 +113,9 @@ def _example(task: Task, row: Row, labelled: bool, listed: bool) -> Example:
     prompt = prompt_of(task, row) if task.prompt else None
     if task.kind == "choice":
         return _with_choices(task, row, text, prompt, labelled, listed)
-    group = _group(task.group, row) if task.group and labelled else _part(task, row)
-    before, after = _asked_by(task, "template", task.template, row) or (None, "")
-    cloze = _asked_by(task, "cloze", task.cloze, row)
+    group = _group(task.group, row) if task.group and labelled else _part_name(task, row)
+    before, after = _around_answer(task, "template", task.template, row) or (None, "")
+    cloze = _around_answer(task, "cloze", task.cloze, row)
     answers = _texts(task, row.get(task.label)) if task.kind == "text" and labelled else ()
     target = None if not labelled else answers[0] if answers else _target(task, row)
     several = answers if len(answers) > 1 else ()
@@ -176,7 +176,7 @@ def _texts(task: Task, value: Any) -> tuple[str, ...]:
     return tuple(str(text).strip() for text in texts)
 
 
-def _asked_by(task: Task, name: str, shape: str | None, row: Row) -> tuple[str, str] | None:
+def _around_answer(task: Task, name: str, shape: str | None, row: Row) -> tuple[str, str] | None:
     """What one of the task's templates puts around the answer, after the demonstrations, where it is in use."""
     if shape is None or shape not in task.asked:
         return None
@@ -189,13 +189,13 @@ def _group(group: str, row: Row) -> str:
     return fill(group, {name: str(value) if isinstance(value, list | dict) else value for name, value in row.items()})
 
 
-def _part(task: Task, row: Row) -> str | None:
+def _part_name(task: Task, row: Row) -> str | None:
     """What the rows are called that this one is scored with, where there are such parts."""
     value = row.get(task.parts["column"]) if "column" in task.parts else None
     return None if value is None else task.parts.get(label_text(value))
 
 
-def _tagged(task: Task, row: Row, labelled: bool) -> Example:
+def _with_tags(task: Task, row: Row, labelled: bool) -> Example:
     """Words and the label of each; everything that is wrong with them is said at once."""
     words = row.get(task.text)
     if isinstance(words, str) and not labelled:  # a text to be labelled, as from the command line
@@ -216,7 +216,7 @@ def _tagged(task: Task, row: Row, labelled: bool) -> Example:
     return Example(((" ".join(words), None),), target, words=tuple(words))
 
 
-def _asked(task: Task, row: Row, labelled: bool) -> Example:
+def _with_context(task: Task, row: Row, labelled: bool) -> Example:
     """A question, its context as it stands (answers count its letters), and the right answers."""
     context = row.get(str(task.pair))
     if not isinstance(context, str) or not context.strip():

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 """A label that is one in every format; 01 is none, but a name."""
+WHOLE = re.compile("-?[0-9]{1,300}")
+"""A label that is ordered by its size; Python converts no number of thousands of digits."""
 AT_MOST = 5
 """This many labels with a single row are named; the rest are counted."""
 
@@ -66,9 +68,8 @@ def find_labels(task: Task, table: Table) -> tuple[str, ...]:
                 f"{table.where(lists[0])}: {task.label!r} must be one label, got {table.rows[lists[0]][task.label]}"
             )
     values = {label_text(value) for value in given}
-    if all(re.fullmatch("-?[0-9]+", value) for value in values):
-        return tuple(sorted(values, key=int))
-    return tuple(sorted(values))
+    by_name = sorted(values)  # first, so that 1 and 01, which are the same number, have one order in every process
+    return tuple(sorted(by_name, key=int) if all(map(WHOLE.fullmatch, values)) else by_name)
 
 
 def check_classes(task: Task, training: Sequence[Example], source: str, *, few: bool = False) -> None:

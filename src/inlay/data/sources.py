@@ -18,6 +18,11 @@ from inlay.errors import nearest
 
 SPLITS = ("train", "validation", "test")
 FILE_SPLITS = (*SPLITS, "mismatched")
+OF_THE_TASK = (
+    "kind", "text", "pair", "choices", "label", "labels", "metrics", "prompt", "template", "answers", "answer_with",
+    "label_words", "label_tokens",
+)  # fmt: skip
+"""What `Data` may say of a task, under the task's own names."""
 ENDINGS = (".jsonl.gz", ".jsonl", ".csv.gz", ".csv", ".tsv", ".parquet")
 
 
@@ -100,25 +105,7 @@ class Data(Config):
 
     def described(self) -> Task:
         """The task with what the user said about it; labels that are not known yet are left empty."""
-        said = {
-            name: value
-            for name in (
-                "kind",
-                "text",
-                "pair",
-                "choices",
-                "label",
-                "labels",
-                "metrics",
-                "prompt",
-                "template",
-                "answers",
-                "answer_with",
-                "label_words",
-                "label_tokens",
-            )
-            if (value := getattr(self, name)) is not None
-        }
+        said = {name: value for name in OF_THE_TASK if (value := getattr(self, name)) is not None}
         for name in ("prompt", "template"):
             if said.get(name) == "":
                 said[name] = None  # the usual form, also of a built-in task

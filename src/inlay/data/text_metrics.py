@@ -236,8 +236,12 @@ class Meteor:
             raise DataError(f"METEOR said {told!r} instead of a number.") from None
 
     def _ask(self, *parts: str) -> str:
-        self.process.stdin.write(" ||| ".join(parts) + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(" ||| ".join(parts) + "\n")
+            self.process.stdin.flush()
+        except OSError:  # it has ended: another one is begun the next time
+            _meteor_process.cache_clear()
+            raise DataError("METEOR's program has ended by itself; it needs two gigabytes of memory.") from None
         return str(self.process.stdout.readline().strip())
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from inlay.demo.wheels import decoder_folder
 from inlay.demo.workers import Result, Workers
 from inlay.errors import InlayError
 from inlay.methods import LoRA, Method, Mixture
-from inlay.runs.facts import noted
+from inlay.runs.facts import manifest_data
 from inlay.storage.files import write_whole
 from inlay.storage.plain_json import as_json
 from inlay.training.generation import write
@@ -82,7 +82,7 @@ class LearnText:
             ).run()  # fmt: skip
             if self.way == "adamix":
                 merge(bench.host, self.way)
-            save(bench.host, self.way, self.out / self.way, task=prepared.task.name, data=noted(codec))
+            save(bench.host, self.way, self.out / self.way, task=prepared.task.name, data=manifest_data(codec))
         judged = codec.encode(prepared.test)
         texts = write(bench.host, codec, judged)
         scores = codec.measure(judged, [codec.decode(t, e) for t, e in zip(texts, prepared.test, strict=True)])

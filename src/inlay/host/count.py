@@ -81,7 +81,7 @@ def count(
         raise ConfigError("model says what class a config stands for; a host has its class already. Leave it out.")
     if not isinstance(method, Method):
         raise ConfigError(f"a method is an object such as inlay.Pfeiffer(reduction=16), got {method!r}")
-    counted = _without_weights(host, head, model) if isinstance(host, PreTrainedConfig) else bare(host)
+    counted = without_weights(host, head, model) if isinstance(host, PreTrainedConfig) else bare(host)
     known: Inlays | None = getattr(counted, ATTRIBUTE, None)
     anatomy = known.anatomy if known is not None else Anatomy(counted)
     with torch.random.fork_rng(devices=[]):  # counting takes nothing from the run's random numbers
@@ -102,11 +102,24 @@ def _size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-def _without_weights(config: PreTrainedConfig, head: Head | None, model: type[Any] | None) -> PreTrainedModel:
+def without_weights(
+    config: PreTrainedConfig, head: Head | None = None, model: type[Any] | None = None, *,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:  # fmt: skip
+    """The host that a config describes, on the meta device. Python code of its own runs only if trusted."""
     usual = transformers.AutoModel if head is None else transformers.AutoModelForSequenceClassification
     kind: Any = model or usual
-    with torch.device("meta"):
-        made = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+    auto = hasattr(kind, "from_config")
+    try:
+        with torch.device("meta"):
+            made = kind.from_config(config, trust_remote_code=trust_remote_code) if auto else kind(config)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ConfigError(
+            f"the model of {type(config).__name__} is Python code of its own, which does not run unasked. Give the "
+            f"loaded host instead of its config."
+        ) from None
     if not isinstance(made, PreTrainedModel):
         raise ConfigError(
             f"model is a class of transformers, such as AutoModelForSequenceClassification, not {kind!r}."

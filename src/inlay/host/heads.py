@@ -179,18 +179,31 @@ def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str,
             f"{kind} has no head. Load the host with AutoModelForSequenceClassification or another model with a head."
         )
     ids = [place.id for place in anatomy.of_kind("head")]
+    last = host.get_submodule(anatomy.head[-1])
     if head.names is not None and (kind.endswith(FIXED) or host.get_output_embeddings() is not None):
-        outputs = _last_linear(host.get_submodule(anatomy.head[-1]), kind)[1].out_features
-        if len(head.names) != outputs:
-            raise ConfigError(
-                f"{kind} cannot have {len(head.names)} labels: its outputs are words, choices or positions. "
-                f"Leave labels out to copy the host's own head, or use AutoModelForSequenceClassification."
-            )
+        _check_outputs(len(head.names), _last_linear(last, kind)[1].out_features, kind)
     if head.pooling is None:
         copies = [bare_copy(host.get_submodule(path)) for path in anatomy.head]
         if head.names is not None:
             copies[-1] = _with_outputs(copies[-1], len(head.names), kind)
         return dict(zip(ids, copies, strict=True))
+    _check_pooling(head, kind)
+    outputs = _last_linear(last, kind)[1].out_features if head.names is None else len(head.names)
+    width = getattr(host.config, "word_embed_proj_dim", anatomy.width)  # OPT-350m makes its last hidden states narrower
+    return {ids[-1]: PooledHead(width, outputs, head)}
+
+
+def _check_outputs(wanted: int, there: int, kind: str) -> None:
+    """Refuse another number of labels where the host's forward counts on the outputs that its head has."""
+    if wanted != there:
+        raise ConfigError(
+            f"{kind} cannot have {wanted} labels: its outputs are words, choices or positions. "
+            f"Leave labels out to copy the host's own head, or use AutoModelForSequenceClassification."
+        )
+
+
+def _check_pooling(head: Head, kind: str) -> None:
+    """Refuse a pooling head whose logits are not those that the host's class works with."""
     if head.per_token and kind.endswith("ForMultipleChoice"):
         raise ConfigError(
             f"pooling='tokens' gives logits for every token, but {kind} needs one number per text. "
@@ -202,13 +215,6 @@ def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str,
             f"{'words' if head.per_token else 'one per token'}. "
             f"Leave pooling out to copy the host's own head, or use AutoModelForSequenceClassification."
         )
-    outputs = (
-        len(head.names)
-        if head.names is not None
-        else _last_linear(host.get_submodule(anatomy.head[-1]), kind)[1].out_features
-    )
-    width = getattr(host.config, "word_embed_proj_dim", anatomy.width)  # OPT-350m makes its last hidden states narrower
-    return {ids[-1]: PooledHead(width, outputs, head)}
 
 
 def _last_linear(module: nn.Module, kind: str) -> tuple[str, nn.Linear]:

@@ -35,7 +35,7 @@ from inlay.methods.acting import Draw, Reads, Spot, Step
 from inlay.methods.base import Method
 
 T = TypeVar("T")
-Around = Callable[[Setup], Setup]
+InContext = Callable[[Setup], Setup]
 """A part to the whole setup as the rows of that part see it."""
 
 
@@ -184,7 +184,7 @@ class Resolver:
     def _inputs(self, setup: Setup) -> dict[str, Step]:
         """What is made of the inputs of modules."""
         places = [place for place in self.anatomy.places.values() if place.acts == "input"]
-        found = {place.module: self._change(setup, [place], lambda part: part) for place in places}
+        found = {place.module: self._change(setup, [place], _alone) for place in places}
         return {module: step for module, step in found.items() if step is not None}
 
     def _check_averages(self, setup: Setup) -> None:
@@ -224,26 +224,26 @@ class Resolver:
         if norm is not None and not any(steps):
             steps.append(norm)
         changing = [place for place in places if place.changes]
-        steps.append(self._change(setup, changing, lambda part: part))
+        steps.append(self._change(setup, changing, _alone))
         return in_turn([step for step in steps if step is not None])
 
-    def _change(self, setup: Setup, places: list[Place], around: Around) -> Step | None:
+    def _change(self, setup: Setup, places: list[Place], in_context: InContext) -> Step | None:
         if setup is None:
             return None
         if isinstance(setup, str | Fuse):
-            return in_turn(list(self._leaf_steps(setup, places, around)))
+            return in_turn(list(self._leaf_steps(setup, places, in_context)))
         if isinstance(setup, Stack):
-            steps = [self._change(part, places, _inside(setup, at, around)) for at, part in enumerate(setup.parts)]
+            steps = [self._change(part, places, _inside(setup, at, in_context)) for at, part in enumerate(setup.parts)]
             return in_turn([step for step in steps if step is not None])
-        return _branches(setup, lambda part: self._change(part, places, around), Unchanged())
+        return _of_parts(setup, lambda part: self._change(part, places, in_context), Unchanged())
 
-    def _leaf_steps(self, setup: str | Fuse, places: Iterable[Place], around: Around) -> Iterator[Step]:
+    def _leaf_steps(self, setup: str | Fuse, places: Iterable[Place], in_context: InContext) -> Iterator[Step]:
         inlay = self.inlay_named(name_in(setup))
         for place in places:
             module = inlay.part(place)
             if module is None or (self.folded and place.projection is not None):
                 continue
-            norm = self._norm(around(setup), place)
+            norm = self._norm(in_context(setup), place)
 
             def member(name: str, place: Place = place) -> tuple[nn.Module, Reads] | None:
                 return member_part(self.inlay_named(name), place, self.anatomy)
@@ -265,9 +265,9 @@ class Resolver:
         if isinstance(setup, Rows):
             return _by_position(setup, {part: self._at_end(part, name, end) for part in dict.fromkeys(setup.parts)})
         if isinstance(setup, Average):
-            changes = self._in_average(setup, name, end, lambda part: part, 0)
+            changes = self._in_average(setup, name, end, _alone, 0)
             return _by_position(setup, {part: self._normed(part, end, steps) for part, steps in changes.items()})
-        return self._normed(setup, end, self._along(setup, name, end, lambda part: part, 0))
+        return self._normed(setup, end, self._along(setup, name, end, _alone, 0))
 
     def _normed(self, setup: Setup, end: BranchEnd, changes: dict[int, Step]) -> dict[int, Step]:
         """Steps along a branch's end, after the norms that stand in there for the host's."""
@@ -279,38 +279,38 @@ class Resolver:
                 found.setdefault(end.at(place), []).insert(0, norm)
         return _in_turn_by_position(found)
 
-    def _along(self, setup: Setup, name: str, end: BranchEnd, around: Around, earliest: int) -> dict[int, Step]:
+    def _along(self, setup: Setup, name: str, end: BranchEnd, in_context: InContext, earliest: int) -> dict[int, Step]:
         """The steps along a branch's end, by the position of the module they act at; none before `earliest`."""
         if setup is None:
             return {}
         if isinstance(setup, str | Fuse):
             found: dict[int, list[Step]] = {}
             for place in self._places_along(name, end):
-                for step in self._leaf_steps(setup, [place], around):
+                for step in self._leaf_steps(setup, [place], in_context):
                     found.setdefault(self._position(setup, place, end, earliest), []).append(step)
             return _in_turn_by_position(found)
         if isinstance(setup, Stack):
             found = {}
             for number, part in enumerate(setup.parts):
-                steps = self._along(part, name, end, _inside(setup, number, around), earliest)
+                steps = self._along(part, name, end, _inside(setup, number, in_context), earliest)
                 for at, step in steps.items():
                     found.setdefault(at, []).append(step)
                 earliest = max([earliest, *steps])
             return _in_turn_by_position(found)
         if isinstance(setup, Average):
-            return _by_position(setup, self._in_average(setup, name, end, around, earliest))
+            return _by_position(setup, self._in_average(setup, name, end, in_context, earliest))
         parts = dict.fromkeys(setup.parts)
-        return _by_position(setup, {part: self._along(part, name, end, around, earliest) for part in parts})
+        return _by_position(setup, {part: self._along(part, name, end, in_context, earliest) for part in parts})
 
     def _in_average(
-        self, setup: Average, name: str, end: BranchEnd, around: Around, earliest: int
+        self, setup: Average, name: str, end: BranchEnd, in_context: InContext, earliest: int
     ) -> dict[Setup, dict[int, Step]]:  # fmt: skip
         """The steps of each part of an Average, all at the last module at which any of them acts."""
         parts = dict.fromkeys(setup.parts)
-        each = {part: self._along(part, name, end, around, earliest) for part in parts}
+        each = {part: self._along(part, name, end, in_context, earliest) for part in parts}
         positions = {at for steps in each.values() for at in steps}
         if len(positions) > 1:
-            each = {part: self._along(part, name, end, around, max(positions)) for part in parts}
+            each = {part: self._along(part, name, end, in_context, max(positions)) for part in parts}
         return each
 
     def _places_along(self, name: str, end: BranchEnd) -> list[Place]:
@@ -355,7 +355,7 @@ class Resolver:
             owners = [step for part in setup.parts if (step := self._stand_in(part, place, absent)) is not None]
             if len(owners) == 1:
                 return owners[0]
-        return _branches(setup, lambda part: self._stand_in(part, place, absent), absent)
+        return _of_parts(setup, lambda part: self._stand_in(part, place, absent), absent)
 
     def heads(self, setup: Setup) -> list[Head]:
         """The own heads that stand in for the host's; several only under Rows and Average."""
@@ -421,16 +421,21 @@ def _in_turn_by_position(found: dict[int, list[Step]]) -> dict[int, Step]:
 def _by_position(setup: Average | Rows, each: dict[Setup, dict[int, Step]]) -> dict[int, Step]:
     """The steps of an Average or Rows at each module of a branch's end, from those of its parts."""
     positions = sorted({at for steps in each.values() for at in steps})
-    made = {at: _branches(setup, lambda part, at=at: each[part].get(at), Unchanged()) for at in positions}  # type: ignore[misc]
+    made = {at: _of_parts(setup, lambda part, at=at: each[part].get(at), Unchanged()) for at in positions}  # type: ignore[misc]
     return {at: step for at, step in made.items() if step is not None}
 
 
-def _inside(stack: Stack, at: int, around: Around) -> Around:
-    """Around a part of a Stack: the Stack with what that part is to its rows."""
-    return lambda inner: around(stack.with_part(at, inner))
+def _alone(part: Setup) -> Setup:
+    """A setup that is no part of another one is the whole itself."""
+    return part
 
 
-def _branches(setup: Average | Rows, step_of: Callable[[Setup], Step | None], absent: Step) -> Step | None:
+def _inside(stack: Stack, at: int, in_context: InContext) -> InContext:
+    """A part of a Stack in context: the Stack with what that part is to its rows."""
+    return lambda inner: in_context(stack.with_part(at, inner))
+
+
+def _of_parts(setup: Average | Rows, step_of: Callable[[Setup], Step | None], absent: Step) -> Step | None:
     """The step of an Average or Rows from those of its parts; `absent` where a part does nothing."""
     if isinstance(setup, Average):
         steps = [step_of(part) for part in setup.parts]

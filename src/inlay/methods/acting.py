@@ -7,7 +7,7 @@ modules, so that a module is registered once, in its inlay, however many setups 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
@@ -189,6 +189,11 @@ def check_mask(mask: object) -> None:
 def upcast(tensor: Tensor) -> Tensor:
     """In single precision, or in more where it has more: for sums that half precision would round away."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def sum_of(terms: Sequence[Tensor]) -> Tensor:
+    """The sum of single numbers on the device of the first: those of layers on other devices come to it."""
+    return torch.stack([term.to(terms[0].device) for term in terms]).sum()
 
 
 def shared_linear(x: Tensor, linear: nn.Linear) -> Tensor:

@@ -21,7 +21,7 @@ from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.config import Config
 from inlay.errors import ConfigError, SetupError, nearest
-from inlay.methods.acting import Add, Draw, Reads, Spot, Step
+from inlay.methods.acting import Add, Draw, PerThread, Reads, Spot, Step
 
 METHODS: dict[str, type[Method]] = {}
 
@@ -112,7 +112,7 @@ class Method(Config):
         """
         return None
 
-    def watch(self, inlay: nn.Module, real: Any) -> None:
+    def watch(self, inlay: nn.Module, real: PerThread[Tensor]) -> None:
         """Give modules that read whole texts the slot in which the host's hooks put the mask of real tokens."""
 
     def needed_of(self, shared: nn.Module) -> nn.Module:

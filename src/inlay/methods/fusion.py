@@ -41,7 +41,7 @@ from transformers.activations import ACT2FN
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError, nearest
-from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, in_dtype_of, read, spread, upcast
+from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, in_dtype_of, read, spread, sum_of, upcast
 from inlay.methods.base import BottleneckForm, Method, register
 
 
@@ -315,7 +315,7 @@ class Fusion(Method):
         layers = [part for part in parts if isinstance(part, FusionLayer)]
         if not (self.value and self.strength and layers):
             return None
-        return self.strength * torch.stack([layer.penalty() for layer in layers]).sum()
+        return self.strength * sum_of([layer.penalty() for layer in layers])
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -445,11 +445,12 @@ class Fused:
             self._kept.pop(what, None)
             return make()
         state = tuple(trace_of(where[name]) for where, name in tensors)
-        if self._kept.get(what, (None,))[0] != state:
+        kept = self._kept.get(what)
+        if kept is None or kept[0] != state:
             like = self.layer.key.weight.device.type
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(like, enabled=False):
-                self._kept[what] = state, make()
-        return self._kept[what][1]
+                kept = self._kept[what] = state, make()
+        return kept[1]  # whatever another thread makes of the table meanwhile
 
 
 @contextmanager

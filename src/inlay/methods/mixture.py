@@ -20,13 +20,13 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, SerializeAsAny, field_validator
 from torch import Tensor, nn
 
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError
-from inlay.methods.acting import Draw, PerThread, Reads, Spot, Step
+from inlay.methods.acting import Draw, PerThread, Reads, Spot, Step, sum_of
 from inlay.methods.base import Method, method_from, register
 
 Routing = Literal["merged", "random", "first", "learned"]
@@ -95,7 +95,7 @@ class Gate(nn.Module):
         self.linear = nn.Linear(width, modules, bias=False)
         nn.init.normal_(self.linear.weight, std=0.02)
         self.by = by
-        self.real: tuple[Any, ...] = ()
+        self.real: PerThread[Tensor] | None = None
         """Where the host's hooks leave which tokens are real."""
         self.balance = Balance()
 
@@ -121,7 +121,7 @@ class Gate(nn.Module):
         return out if self.by == "text" else out.unflatten(0, x.shape[:-1])
 
     def _mask(self, x: Tensor) -> Tensor | None:
-        mask = self.real[0].value if self.real else None
+        mask = None if self.real is None else self.real.value
         if mask is None or x.dim() != 3 or mask.shape[1] != x.shape[1]:
             return None
         if mask.shape[0] != x.shape[0]:
@@ -158,7 +158,7 @@ class Mixture(Method):
 
     standalone: ClassVar[bool] = False
 
-    method: Any
+    method: SerializeAsAny[Method]
     """The method to mix, such as inlay.Pfeiffer(size=48)."""
     modules: int = Field(default=4, ge=1, le=1024)
     """M, the alternatives of each projection."""
@@ -175,7 +175,7 @@ class Mixture(Method):
     def __init__(self, method: Any = None, **fields: Any) -> None:
         super().__init__(**{"method": method, **fields})
 
-    @field_validator("method")
+    @field_validator("method", mode="before")
     @classmethod
     def _a_method(cls, method: Any) -> Method:
         method = method_from(method) if isinstance(method, dict) else method
@@ -188,7 +188,7 @@ class Mixture(Method):
 
     def usual_rate(self, text: bool = False) -> float:
         """That of the method it mixes."""
-        return float(self.method.usual_rate(text))
+        return self.method.usual_rate(text)
 
     def describe(self) -> dict[str, Any]:
         described = {"kind": self.kind, "method": self.method.describe(), "modules": self.modules, "share": self.share}
@@ -197,11 +197,11 @@ class Mixture(Method):
 
     @property
     def reads_texts(self) -> bool:  # type: ignore[override]
-        return self.routing == "learned" or bool(self.method.reads_texts)
+        return self.routing == "learned" or self.method.reads_texts
 
     @property
     def attends(self) -> bool:  # type: ignore[override]
-        return bool(self.method.attends)
+        return self.method.attends
 
     def step(self, spot: Spot) -> Step:
         return self.method.step(spot)
@@ -231,7 +231,7 @@ class Mixture(Method):
         return Doubling(alternatives(parts), self.method.make_draw(parts))
 
     def owns_norms(self) -> bool:
-        return bool(self.method.owns_norms())
+        return self.method.owns_norms()
 
     def compared_passes(self) -> int:
         return 2 if self.modules > 1 and self.routing == "random" else 1
@@ -241,12 +241,12 @@ class Mixture(Method):
             choice.gate.balance.value for part in parts for choice in alternatives(part) if choice.gate is not None
         ]
         noted = [balance for balance in found if balance is not None]
-        return self.balance * torch.stack(noted).sum() if noted else None
+        return self.balance * sum_of(noted) if noted else None
 
-    def watch(self, inlay: nn.Module, real: Any) -> None:
+    def watch(self, inlay: nn.Module, real: PerThread[Tensor]) -> None:
         for choice in alternatives(inlay):
             if choice.gate is not None:
-                choice.gate.real = (real,)
+                choice.gate.real = real
 
     def why_not_plain(self, name: str) -> str | None:
         return f"{name!r} is a mixture. Merge it first: inlay.merge(host, {name!r})."
@@ -260,7 +260,7 @@ class Mixture(Method):
         return self.model_copy(update={"method": self.method.in_tokens(tokenizer)})
 
     def moves(self, anatomy: Anatomy) -> int:
-        return int(self.method.moves(anatomy))
+        return self.method.moves(anatomy)
 
     def start(self, part: nn.Module, module: nn.Module) -> None:
         self.method.start(part, module)

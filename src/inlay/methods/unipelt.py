@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import field_validator, model_validator
+from pydantic import SerializeAsAny, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
 from inlay.anatomy.places import Place
@@ -97,11 +97,11 @@ class UniPELT(Method):
 
     variant: Literal["code", "paper"] = "code"
     """As in the authors' code, or in the figure: LoRA's projections have a gate each, or one in every layer."""
-    lora: Any = LoRA(rank=8, alpha=8.0)
+    lora: LoRA | None = LoRA(rank=8, alpha=8.0)
     """The LoRA part, or None; if not given it changes q and v, and with variant="paper" q and k."""
-    prefix: Any = Prefix(length=10)
+    prefix: Prefix | None = Prefix(length=10)
     """The prefix, or None."""
-    bottleneck: Any = Pfeiffer()
+    bottleneck: SerializeAsAny[Bottleneck] | None = Pfeiffer()
     """The bottleneck, or None."""
     gates: Literal["one", "two"] = "one"
     """One gate for a prefix's keys and values together, or one for each."""
@@ -115,10 +115,11 @@ class UniPELT(Method):
             return {**fields, "lora": LoRA(rank=8, alpha=8.0, targets=("q", "k"))}
         return fields
 
-    @field_validator("lora", "prefix", "bottleneck")
+    @field_validator("lora", "prefix", "bottleneck", mode="before")
     @classmethod
-    def _a_method(cls, method: Any, info: Any) -> Method | None:
-        kind: Any = {"lora": LoRA, "prefix": Prefix, "bottleneck": Bottleneck}[info.field_name]
+    def _a_method(cls, method: Any, info: ValidationInfo) -> Method | None:
+        kinds: dict[str, type[Method]] = {"lora": LoRA, "prefix": Prefix, "bottleneck": Bottleneck}
+        kind = kinds[str(info.field_name)]
         method = method_from(method) if isinstance(method, dict) else method
         if method is not None and not isinstance(method, kind):
             raise ValueError(f"takes {kind.__name__} or None, got {method!r}")
@@ -157,9 +158,9 @@ class UniPELT(Method):
 
     def part_at(self, place: Place) -> Method:
         """Which of the three has a module at a place."""
-        if place.acts == "keys":
-            return self.prefix
-        return self.lora if place.projection is not None else self.bottleneck
+        part = self.prefix if place.acts == "keys" else self.bottleneck if place.projection is None else self.lora
+        assert part is not None, "it has no place there"
+        return part
 
     def reads_at(self, place: Place) -> Reads:
         return self.part_at(place).reads_at(place)

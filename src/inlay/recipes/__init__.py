@@ -46,18 +46,18 @@ def recipe_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     recipe = read_recipe(name)
     found = dict(recipe["settings"])
     which = {what: given.get(what) or found.get(what) or usual for what, usual in USUAL.items()}
-    found = _joined(found, recipe["modes"].get(which["mode"], {}))
+    found = overlaid(found, recipe["modes"].get(which["mode"], {}))
     if which["mode"] in WITH_A_METHOD:
-        found = _joined(found, recipe["methods"].get(which["method"], {}))
+        found = overlaid(found, recipe["methods"].get(which["method"], {}))
     else:
         found.pop("method", None)  # other modes have none
-    return _joined(found, recipe["tasks"].get(which["task"], {}))
+    return overlaid(found, recipe["tasks"].get(which["task"], {}))
 
 
-def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, the other first where both say something; tables are joined in the same way."""
-    found = dict(one)
-    for name, value in other.items():
+def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with others over them, which win where both say something; so it is with tables inside them."""
+    found = dict(below)
+    for name, value in above.items():
         both = isinstance(value, dict) and isinstance(found.get(name), dict)
-        found[name] = _joined(found[name], value) if both else value
+        found[name] = overlaid(found[name], value) if both else value
     return found

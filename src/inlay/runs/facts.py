@@ -32,7 +32,7 @@ from inlay.training.loop import Outcome
 def facts_of(job: Job) -> dict[str, Any]:
     """What a record says of a job of one task."""
     settings = job.settings
-    own = {"mode": settings.mode, "settings": lasting(settings)}
+    own = {"mode": settings.mode, "settings": settings_to_record(settings)}
     if members := job.members:
         own["members_sha256"] = {name: read_manifest(inlay_in(path)).sha256 for name, path in members.items()}
     return facts_of_task(job) | own | facts_of_host(job.host, settings)
@@ -55,7 +55,7 @@ def facts_of_task(job: Job) -> dict[str, Any]:
 def facts_of_host(host: PreTrainedModel, settings: Settings) -> dict[str, Any]:
     """What a record says of the host and the machine."""
     return {
-        "host": lasting(settings)["host"],
+        "host": settings_to_record(settings)["host"],
         "host_weights": host_fingerprint(host),
         "trained_parameters": sum(p.numel() for p in host.parameters() if p.requires_grad),
         "host_parameters": summary(host).host_parameters,
@@ -104,7 +104,7 @@ def check_same_host(begun: dict[str, Any], now: dict[str, Any], allowed: Allowed
         )
 
 
-def lasting(settings: Settings) -> dict[str, Any]:
+def settings_to_record(settings: Settings) -> dict[str, Any]:
     """Every setting, with paths that hold from any folder."""
     found = dict(json.loads(as_json(settings.model_dump(mode="json", exclude_none=True, exclude={"out"}))))
     for name in PATHS:
@@ -118,7 +118,7 @@ def lasting(settings: Settings) -> dict[str, Any]:
     return found
 
 
-def how_it_went(outcome: Outcome) -> dict[str, Any]:
+def training_facts(outcome: Outcome) -> dict[str, Any]:
     """Steps, time and memory of a training, for the record."""
     return {
         "best_step": outcome.best_step,
@@ -135,7 +135,7 @@ def files_of(run: Run) -> dict[str, str]:
     return {f"host/{file.name}": digest(file) for file in sorted(run.host.iterdir()) if file.is_file()}
 
 
-def noted(codec: Codec) -> dict[str, Any]:
+def manifest_data(codec: Codec) -> dict[str, Any]:
     """What an inlay's manifest says of its task, so that it can be used without its run."""
     found = {"task": codec.task.model_dump(mode="json", exclude={"hub"}), "max_length": codec.max_length}
     if codec.form == "text":

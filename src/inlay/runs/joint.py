@@ -37,9 +37,9 @@ from inlay.runs.facts import (
     facts_of_host,
     facts_of_task,
     files_of,
-    how_it_went,
-    lasting,
-    noted,
+    manifest_data,
+    settings_to_record,
+    training_facts,
 )
 from inlay.runs.folder import RECORD, Run
 from inlay.runs.job import Finishing, Job
@@ -94,19 +94,27 @@ class JointJob:
         return tuple(f"{name}: {note}" for name, job in self.jobs.items() for note in job.notes)
 
     def facts(self) -> dict[str, Any]:
-        settings, tasks = self.settings, {name: facts_of_task(job) for name, job in self.jobs.items()}
-        counts, epochs = {name: tasks[name]["rows"]["train"] for name in tasks}, settings.epochs or 1
-        shares = [self.sampling.shares(counts, epoch, epochs) for epoch in (1, epochs)]
-        for name, job in self.jobs.items():
-            tasks[name] |= {"settings": lasting(job.settings), "shares": [round(share[name], 6) for share in shares]}
-        rows = [facts["rows"] for facts in tasks.values()]
-        shared = {"mode": settings.mode, "settings": lasting_jointly(settings), "notes": list(self.notes)}
-        whole = {split: sum(each[split] for each in rows) for split in ("train", "validation", "test")}
-        nobody = {"task": None, "name": None, "max_length": None}
-        method = settings.method if settings.mode in ("mt-a", "inlay") else None
-        return (
-            nobody | shared | {"rows": whole, "method": method, "tasks": tasks} | facts_of_host(self.host, settings)
-        )  # fmt: skip
+        settings, epochs = self.settings, self.settings.epochs or 1
+        tasks = {
+            name: facts_of_task(job) | {"settings": settings_to_record(job.settings)} for name, job in self.jobs.items()
+        }
+        counts = {name: own["rows"]["train"] for name, own in tasks.items()}
+        first, last = (self.sampling.shares(counts, epoch, epochs) for epoch in (1, epochs))
+        for name, own in tasks.items():
+            own["shares"] = [round(first[name], 6), round(last[name], 6)]
+        return {
+            "task": None,  # each task says its own
+            "name": None,
+            "max_length": None,
+            "mode": settings.mode,
+            "settings": joint_settings_to_record(settings),
+            "notes": list(self.notes),
+            "rows": {
+                split: sum(own["rows"][split] for own in tasks.values()) for split in ("train", "validation", "test")
+            },
+            "method": settings.method if settings.mode in ("mt-a", "inlay") else None,
+            "tasks": tasks,
+        } | facts_of_host(self.host, settings)
 
     def check_same(self, begun: dict[str, Any], facts: dict[str, Any], allowed: Allowed) -> None:
         if not begun:
@@ -167,14 +175,14 @@ def _finish(
         split, answers = judged[name]
         scores = each.codec.measure(split, answers)
         if each.name is not None:
-            folder, data = run.inlay_of(name), noted(each.codec)
+            folder, data = run.inlay_of(name), manifest_data(each.codec)
             save(job.host, each.name, folder, task=each.prepared.task.name, metrics=scores, data=data)
             tasks[name]["inlay_sha256"] = read_manifest(folder).sha256
         validation = {n.removeprefix(f"{name}/"): v for n, v in outcome.scores.items() if n.startswith(f"{name}/")}
         best_step = outcome.best_steps.get(name, outcome.best_step)
         tasks[name] |= {"judged": each.prepared.judge, "scores": scores, "validation": validation}
         tasks[name] |= {"best_step": best_step}
-    run.note(tasks=tasks, **how_it_went(outcome))
+    run.note(tasks=tasks, **training_facts(outcome))
     write_joint_report(run, {name: each.prepared.task for name, each in job.jobs.items()}, judged)
     if finishing is not None:
         for name, each in job.jobs.items():
@@ -270,9 +278,9 @@ def _checked(settings: JointSettings, allowed: Allowed, resume: bool) -> _Found:
     """Every task's settings, method and rows, the draws and the host's config; all that is wrong is said at once."""
     problems = Problems()
     problems.add(_wrong_names(settings))
-    sampling = problems.look(settings.drawing)
-    config = problems.look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
-    problems.look(lambda: check_trackers(settings.trackers))
+    sampling = problems.attempt(settings.drawing)
+    config = problems.attempt(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
+    problems.attempt(lambda: check_trackers(settings.trackers))
     tasks = {name: _found_task(problems, settings, name, own, config) for name, own in dict(settings.tasks).items()}
     found = {name: task for name, task in tasks.items() if task is not None}
     unjudged = [name for name, each in found.items() if not each.prepared.validation]
@@ -305,17 +313,17 @@ def _found_task(
     problems: Problems, settings: JointSettings, name: str, own: Mapping[str, Any], config: PreTrainedConfig | None
 ) -> _FoundTask | None:
     """One task's settings, method and rows; None if they cannot be had."""
-    mine = problems.look(lambda: settings.task_settings(name, own))
+    mine = problems.attempt(lambda: settings.task_settings(name, own))
     if mine is None:
         return None
     prefix = f"{name}: "
-    method = problems.look(lambda: method_of(mine), prefix)
-    prepared = problems.look(lambda: few_to_validate(prepare(mine), mine.eval_rows), prefix)
+    method = problems.attempt(lambda: method_of(mine), prefix)
+    prepared = problems.attempt(lambda: few_to_validate(prepare(mine), mine.eval_rows), prefix)
     if prepared is None:
         return None
-    problems.look(lambda: mine.selected(dict.fromkeys(prepared.task.metrics, 0.0)), prefix)
+    problems.attempt(lambda: mine.selected(dict.fromkeys(prepared.task.metrics, 0.0)), prefix)
     if config is not None:
-        problems.look(lambda: answer_form(prepared.task, config), prefix)
+        problems.attempt(lambda: answer_form(prepared.task, config), prefix)
     return _FoundTask(mine, method, prepared)
 
 
@@ -355,9 +363,9 @@ def _unused(settings: JointSettings, found: Mapping[str, _FoundTask], config: Pr
     return told
 
 
-def lasting_jointly(settings: JointSettings) -> dict[str, Any]:
+def joint_settings_to_record(settings: JointSettings) -> dict[str, Any]:
     """Every setting, with paths that hold from any folder."""
-    found = lasting(settings)
+    found = settings_to_record(settings)
     found["tasks"] = {name: _lasting_own(own) for name, own in dict(settings.tasks).items()}
     return found
 

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from inlay.data.sources import Data
 from inlay.errors import ConfigError, InlayError, nearest
 from inlay.recipes import read_recipe
-from inlay.runs.settings import FusionOptions, Settings, as_table, said_with_recipe, shown
+from inlay.runs.settings import FusionOptions, Settings, as_table, given_to, said_with_recipe, shown
 from inlay.training.recipe import Generation
 
 if TYPE_CHECKING:
@@ -169,12 +169,8 @@ def single_mode(mode: str) -> str:
 
 
 def given_to_all(settings: JointSettings) -> dict[str, Any]:
-    """Settings of the whole run that differ both from their defaults and from what the recipe says."""
-    shared = settings.model_dump(include=set(Settings.model_fields), exclude={"mode"})
-    fields = Settings.model_fields
-    recipe = settings.by_recipe()
-    usual = {name: fields[name].get_default(call_default_factory=True) for name in shared}
-    return {name: value for name, value in shared.items() if value not in (usual[name], recipe.get(name, usual[name]))}
+    """What was said of all tasks together; the mode is the run's own."""
+    return {name: value for name, value in given_to(settings).items() if name != "mode"}
 
 
 def settings_from(said: Mapping[str, Any]) -> Settings:

@@ -12,7 +12,7 @@ from inlay.compose.prune import prune
 from inlay.errors import ConfigError, SetupError
 from inlay.host.verbs import activate, inlays_of, remove
 from inlay.runs.allowed import Allowed
-from inlay.runs.facts import noted
+from inlay.runs.facts import manifest_data
 from inlay.runs.folder import Run
 from inlay.runs.report import write_report
 from inlay.runs.use import Opened, open_for_use
@@ -74,7 +74,7 @@ def _write_run(run: Run, out: Path, opened: Opened, scores: dict[str, Any], fast
     kept = inlays_of(opened.host)[smaller].method.needs
     for member in kept:
         run.keep_member(old.members / member, member)
-    data = noted(opened.codec)
+    data = manifest_data(opened.codec)
     save(opened.host, smaller, run.inlay, task=opened.codec.task.name, metrics=scores["scores"], data=data)
     members = [str(Run(out).members.absolute() / member) for member in kept]
     settings = old.config() | {"members": members, "name": smaller}

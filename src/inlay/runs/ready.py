@@ -164,17 +164,17 @@ class _Found:
 def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
     """Method, rows, members and the host's config; whatever is wrong with any of them is said at once."""
     problems = Problems()
-    method = problems.look(lambda: method_of(settings))
-    prepared = problems.look(lambda: few_to_validate(prepare(settings), settings.eval_rows))
-    members = problems.look(
+    method = problems.attempt(lambda: method_of(settings))
+    prepared = problems.attempt(lambda: few_to_validate(prepare(settings), settings.eval_rows))
+    members = problems.attempt(
         lambda: [inlay_in(member) for member in settings.members if read_manifest(inlay_in(member))]
     )
-    config = problems.look(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
+    config = problems.attempt(lambda: open_config(settings.host, trust_remote_code=allowed.trust_remote_code))
     if not resume:
         problems.add(unused(settings))
         if config is not None and prepared is not None:
             _check_fit(problems, settings, prepared.task, config)
-    problems.look(lambda: check_trackers(settings.trackers))
+    problems.attempt(lambda: check_trackers(settings.trackers))
     problems.refuse()
     assert prepared is not None
     assert members is not None
@@ -184,9 +184,9 @@ def _checked(settings: Settings, allowed: Allowed, resume: bool) -> _Found:
 
 def _check_fit(problems: Problems, settings: Settings, task: Task, config: PreTrainedConfig) -> None:
     """Settings that this task on this host does not use, and a metric to choose by that it does not have."""
-    form = problems.look(lambda: answer_form(task, config))
+    form = problems.attempt(lambda: answer_form(task, config))
     problems.add(unused_here(settings, task.kind, form, is_decoder(config)) if form else [])
-    problems.look(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
+    problems.attempt(lambda: settings.selected(dict.fromkeys(task.metrics, 0.0)))
 
 
 def few_to_validate(prepared: Prepared, most: int | None) -> Prepared:

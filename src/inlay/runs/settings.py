@@ -218,11 +218,11 @@ MIXTURE = ("inlay", "mixture")
 
 
 def given_to(settings: Settings) -> Mapping[str, Any]:
-    """Settings that differ both from their defaults and from what the recipe says."""
-    found, recipe = settings.model_dump(), settings.by_recipe()
-    fields = type(settings).model_fields
+    """Settings that differ both from their defaults and from what the recipe says; of a joint run those of all."""
+    fields = Settings.model_fields
     usual = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
-    asked = Settings.model_construct(**usual | recipe).model_dump(warnings=False)
+    asked = Settings.model_construct(**usual | settings.by_recipe()).model_dump(warnings=False)
+    found = settings.model_dump(include=set(fields))
     return {name: value for name, value in found.items() if value not in (usual[name], asked[name])}
 
 

@@ -15,7 +15,7 @@ from inlay.checkpoints.ours import save
 from inlay.errors import CheckpointError
 from inlay.runs.allowed import Allowed
 from inlay.runs.carry_out import Course, carry_out
-from inlay.runs.facts import check_same, facts_of, files_of, how_it_went, noted
+from inlay.runs.facts import check_same, facts_of, files_of, manifest_data, training_facts
 from inlay.runs.folder import Run, inlay_in
 from inlay.runs.job import Finishing, Job
 from inlay.runs.ready import get_ready
@@ -129,13 +129,13 @@ def _finish(
     """Write the result; the checkpoint goes last, when nothing depends on it any more."""
     scores = job.codec.measure(judged, answers)
     if job.name is not None:
-        data = noted(job.codec)
+        data = manifest_data(job.codec)
         save(job.host, job.name, run.inlay, task=job.prepared.task.name, metrics=scores, data=data)
         run.note(inlay_sha256=read_manifest(run.inlay).sha256)
     if job.settings.mode == "full":
         save_host(job.host, job.codec.tokenizer, run)
         run.note(files=files_of(run))
-    run.note(judged=job.prepared.judge, scores=scores, validation=outcome.scores, **how_it_went(outcome))
+    run.note(judged=job.prepared.judge, scores=scores, validation=outcome.scores, **training_facts(outcome))
     write_report(run, job.host, job.prepared.task, judged, answers)
     if finishing is not None:
         finishing(job, judged, answers)

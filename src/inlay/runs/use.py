@@ -47,7 +47,8 @@ class Opened:
         """The same, with other settings of how texts are written; what is None stays as the run has it."""
         said = {name: value for name, value in given.items() if value is not None}
         if said and self.codec.form != "text":
-            raise ConfigError(f"{', '.join(said)}: nothing would use it, because this host does not answer in text.")
+            names = ", ".join(f"`{name}`" for name in said)
+            raise ConfigError(f"{names}: nothing would use it, because this host does not answer in text.")
         generation = Generation(**self.codec.generation.model_dump() | said)
         return replace(self, codec=replace(self.codec, generation=generation))
 

@@ -101,10 +101,10 @@ class Gone(ServeError):
 
 def as_answer(error: ServeError) -> dict[str, str]:
     """The body of an answer that is an error."""
-    return {"error": told(error), "error_type": error.error_type}
+    return {"error": public_text(error), "error_type": error.error_type}
 
 
-def told(error: object) -> str:
+def public_text(error: object) -> str:
     """A message as an answer may have it: no folder of this machine, nothing that acts on a terminal, not too long."""
     urls = error.urls if isinstance(error, ServeError) else ()
     path = re.compile("|".join([*map(re.escape, urls), PATH.pattern]))

@@ -161,7 +161,7 @@ class Body:
         self.inner, self.limits, self.seen, self.whole = receive, limits, 0, False
         self.until = time.monotonic() + limits.deadline
         length = headers.get("content-length", "0")
-        if not length.isdigit() or len(length) > 18:
+        if not length.isdecimal() or len(length) > 18:
             raise BadRequest("Content-Length is no number.")
         if int(length) > limits.body:
             raise TooLarge(f"the body has {int(length):,} bytes; this server takes {limits.body:,}.")

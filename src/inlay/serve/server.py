@@ -32,7 +32,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 def address(bind: str) -> tuple[str, int]:
     """HOST:PORT, also [::1]:8000."""
     host, colon, port = bind.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535 or not host.strip("[]"):
+    if not colon or not port.isdecimal() or int(port) > 65535 or not host.strip("[]"):
         raise ConfigError(f"--bind is {bind!r}; give an address and a port, for instance 127.0.0.1:8000.")
     return host.strip("[]"), int(port)
 

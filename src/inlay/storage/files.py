@@ -75,7 +75,7 @@ def process_mark() -> str:
 def is_dead(mark: str) -> bool:
     """Whether a process of this machine has ended; of other machines' nothing is known."""
     machine, _, process = mark.partition("-")
-    if os.name == "nt" or machine != process_mark().partition("-")[0] or not process.isdigit():
+    if os.name == "nt" or machine != process_mark().partition("-")[0] or not process.isdecimal():
         return False
     try:
         os.kill(int(process), 0)

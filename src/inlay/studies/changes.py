@@ -51,5 +51,5 @@ def _told(slots: set[Slot]) -> list[str]:
     return [str(slot) for slot in sorted(slots, key=str)]
 
 
-def is_folder(path: Path) -> bool:
+def is_study_folder(path: Path) -> bool:
     return (path / STUDY).is_file()

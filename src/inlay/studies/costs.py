@@ -84,6 +84,8 @@ class Costs:
 
     def guess(self, draft: Draft) -> float:
         """Seconds, by counting multiplications."""
+        if draft.work == "part":
+            return 0.1
         host = self.view.plan.study.hosts[draft.slot.host]
         size, settings = host_size(host), draft.settings
         rows = draft.slot.rows or self._rows(draft.slot.task)
@@ -93,10 +95,8 @@ class Costs:
         train = {"full": 6.0, "mt-a": 6.0, "head": 2.0}.get(settings["mode"], 4.0) * (len(draft.members) / 8 + 1)
         if draft.work == "embeddings":
             train = 2.0
-        if draft.work == "setfit":  # texts in pairs: of n rows about 0.6 n² pairs
+        elif draft.work == "setfit":  # texts in pairs: of n rows about 0.6 n² pairs
             epochs, train, rows = draft.more["epochs"], 6.0, int(1.2 * rows * rows)
-        if draft.work == "part":
-            return 0.1
         rows *= len(settings.get("tasks", ("one",)))
         passes = 2 if settings.get("method") == "mixture" else 1
         seen = rows * epochs

@@ -66,7 +66,7 @@ def rows_digest(task: str, said: Mapping[str, Any], data_dir: Path | None) -> st
     return digest_of({split: digest(file) for split, file in own.items()} or {"hub": said.get("hub") or task})
 
 
-def found_out(found: Iterable[tuple[str, Any]]) -> dict[str, str]:
+def all_digests(found: Iterable[tuple[str, Any]]) -> dict[str, str]:
     """Digests by name; whatever cannot be read is told at once."""
     digests, problems = {}, []
     for name, make in found:

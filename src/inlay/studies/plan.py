@@ -14,7 +14,7 @@ from typing import Any
 
 from inlay.studies.cells import FORMAT, Failure, Result, StudyFolder
 from inlay.studies.file import Study
-from inlay.studies.identity import CODE, cell_name, found_out, host_digest, rows_digest
+from inlay.studies.identity import CODE, all_digests, cell_name, host_digest, rows_digest
 from inlay.studies.ways import Draft, Slot, drafts, slots_of
 
 
@@ -69,7 +69,7 @@ class Plan:
             (f"task {name}", partial(rows_digest, name, study.settings | said, study.data_dir))
             for name, said in study.tasks.items()
         ]
-        found = found_out([*hosts, *rows])
+        found = all_digests([*hosts, *rows])
         return cls(
             study,
             {name: found[f"host {name}"] for name in study.hosts},

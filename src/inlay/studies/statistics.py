@@ -259,7 +259,3 @@ def _two_sided(drawn: Array) -> float:
 def _generator() -> np.random.Generator:
     """The same draws every time: a table made again is the same table."""
     return np.random.default_rng(0)
-
-
-def finite(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]

@@ -10,7 +10,7 @@ from typing import Any
 from inlay.errors import ConfigError, nearest
 from inlay.studies.cells import Result
 from inlay.studies.plan import View
-from inlay.studies.statistics import DRAWS, PER_TEST, Comparison, Spread, average_ranks, compare, finite, holm, spread
+from inlay.studies.statistics import DRAWS, PER_TEST, Comparison, Spread, average_ranks, compare, holm, spread
 from inlay.studies.ways import Slot
 from inlay.training.recipe import LOSS, LOWER_IS_BETTER, mean_of
 
@@ -349,7 +349,8 @@ def _groups(tasks: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _average(values: Sequence[float | None]) -> float | None:
-    known = finite(values)
+    """Of all of them; None where one is missing or not finite."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inlay.errors import ConfigError
+from inlay.recipes import overlaid
 from inlay.runs.joint_settings import OF_ONE_TASK, OWN, JointSettings, settings_from
 from inlay.runs.settings import FEW, PATHS, Settings, as_few, unused
 from inlay.studies.file import Member, Study, Way
@@ -175,21 +176,7 @@ def _setfit(study: Study, way: Way, slot: Slot) -> list[Draft]:
 def _of_rows(study: Study, way: Way, slot: Slot) -> dict[str, Any]:
     """What is said of the rows, for ways that do not train as `inlay train` does."""
     ((settings, _),) = _points(study, way.model_copy(update={"grid": {}}), slot, "head")
-    kept = (
-        "recipe",
-        "task",
-        "mode",
-        "rows",
-        "rows_seed",
-        "per_class",
-        "validation",
-        "seed",
-        "splits",
-        "max_length",
-        "eval_rows",
-        *DATA,
-    )
-    return {name: value for name, value in settings.items() if name in kept}
+    return {name: value for name, value in settings.items() if name in OF_ROWS}
 
 
 def _routing(study: Study, way: Way, slot: Slot) -> list[Draft]:
@@ -241,6 +228,11 @@ DATA = (
     "hub", "data_dir", "train_file", "validation_file", "test_file", "kind", "text", "pair", "choices", "label",
     "labels", "metrics",
 )  # fmt: skip
+OF_ROWS = (
+    "recipe", "task", "mode", "rows", "rows_seed", "per_class", "validation", "seed", "splits", "max_length",
+    "eval_rows", *DATA,
+)  # fmt: skip
+"""Settings that say which rows there are, and nothing of a training."""
 
 
 # their parts
@@ -255,7 +247,7 @@ def _points(study: Study, way: Way, slot: Slot, mode: str) -> Iterator[tuple[dic
     )  # fmt: skip
     said: dict[str, Any] = {}
     for layer in layers:
-        said = joined(said, layer)
+        said = overlaid(said, layer)
     if mode not in ("inlay", "mt-a"):  # what a study says of every inlay's method is not for the others
         said = {
             name: value for name, value in said.items() if name not in ("method", "options") or name in way.settings
@@ -271,7 +263,7 @@ def _points(study: Study, way: Way, slot: Slot, mode: str) -> Iterator[tuple[dic
         point = dict(zip(way.grid, values, strict=True))
         whole = said
         for key, value in point.items():
-            whole = joined(whole, _nested(key.split("."), value))
+            whole = overlaid(whole, _nested(key.split("."), value))
         yield whole, point
 
 
@@ -298,15 +290,6 @@ def _alike(study: Study, slot: Slot, way: str, task: str) -> Slot:
             raise ConfigError(f"it needs way {way!r} with {what} {wanted or 'all'}, but that way only has {listed}.")
         found[what] = wanted if wanted in there else there[0]
     return Slot(slot.host, task, way, **found)
-
-
-def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, the other's first; tables are joined in the same way."""
-    found = dict(one)
-    for name, value in other.items():
-        both = isinstance(value, dict) and isinstance(found.get(name), dict)
-        found[name] = joined(found[name], value) if both else value
-    return found
 
 
 def _nested(keys: list[str], value: Any) -> dict[str, Any]:

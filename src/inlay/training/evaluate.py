@@ -135,20 +135,20 @@ def _of_all(found: list[T], accelerator: Accelerator | None) -> list[T]:
 
 def scores(model: nn.Module, batch: dict[str, Tensor], codec: Codec | None = None) -> Tensor:
     """Logits; those of choices as (B, choices), those at masks as the scores of label words, (B, labels)."""
-    there = batch.pop("there", None)
+    has_choice = batch.pop("has_choice", None)
     masks = take_masks(batch)
     logits: Tensor = model(**batch).logits
     if masks:
         assert codec is not None
         assert codec.words is not None
         return at_masks(logits, masks, codec.words)
-    return logits if there is None else by_choice(logits, there)
+    return logits if has_choice is None else by_choice(logits, has_choice)
 
 
-def by_choice(logits: Tensor, there: Tensor) -> Tensor:
+def by_choice(logits: Tensor, has_choice: Tensor) -> Tensor:
     """One number per text, (texts, 1), as (B, choices). A choice that a row does not have gets the lowest number."""
-    lowest = torch.full(there.shape, torch.finfo(logits.dtype).min, dtype=logits.dtype, device=logits.device)
-    return lowest.masked_scatter(there, logits)
+    lowest = torch.full(has_choice.shape, torch.finfo(logits.dtype).min, dtype=logits.dtype, device=logits.device)
+    return lowest.masked_scatter(has_choice, logits)
 
 
 def _answered(
@@ -183,7 +183,7 @@ def batches_of(host: PreTrainedModel, split: EncodedSplit, at_most: int | None =
         batch = split.features.collate([kept[row] for row in rows])
         if split.features.kind != "text" or isinstance(split.features, ClozeFeatures):
             batch.pop("labels", None)  # the host itself knows no loss for choices, words, windows and masks
-        batch.pop("there", None)
+        batch.pop("has_choice", None)
         take_masks(batch)
         batches.append(on_device(batch, host.device))
     return batches

@@ -43,11 +43,11 @@ class _Reached:
     rows: list[int]
     x: Tensor
     labels: Tensor
-    there: Tensor | None
+    has_choice: Tensor | None
 
     def logits(self, weight: Tensor, bias: Tensor) -> Tensor:
         each = nn.functional.linear(self.x, weight, bias)
-        return each if self.there is None else by_choice(each, self.there)
+        return each if self.has_choice is None else by_choice(each, self.has_choice)
 
 
 def fit_head(
@@ -152,9 +152,9 @@ def _what_reaches(host: PreTrainedModel, layer: nn.Linear, codec: Codec, split: 
     with evaluating(host):
         for rows in reading_batches(split.features.lengths, BATCH):
             batch = on_device(split.features.collate(rows), host.device)
-            labels, there = batch.pop("labels"), batch.get("there")
+            labels, has_choice = batch.pop("labels"), batch.get("has_choice")
             with reaching(layer) as seen:
                 scores(host, batch, codec)
             x = seen[-1].double().cpu()
-            found.append(_Reached(rows, x, labels.cpu(), None if there is None else there.cpu()))
+            found.append(_Reached(rows, x, labels.cpu(), None if has_choice is None else has_choice.cpu()))
     return found

@@ -252,7 +252,7 @@ class JointLoop(Loop):
         ]  # fmt: skip
         counts = [len(batch["input_ids"]) for batch in batches]
         lengths = [batch["input_ids"].shape[1] for batch in batches]
-        there = [batch.pop("there", None) for batch in batches]
+        has_choice = [batch.pop("has_choice", None) for batch in batches]
         labels = [batch.pop("labels") for batch in batches]
         if lessons[0].codec.form == "text":  # the decoder's inputs are made from the labels
             labels = _alike(labels, IGNORED, left=False)
@@ -262,7 +262,7 @@ class JointLoop(Loop):
         logits = self.model(**on_device(joined(batches, features), device)).logits
         found = {}
         for i, (task, part) in enumerate(zip(rows, logits.split(counts), strict=True)):
-            codec, choices = lessons[i].codec, there[i]
+            codec, choices = lessons[i].codec, has_choice[i]
             mine = part if codec.form == "text" else own_logits(part, codec, lengths[i], left=features.left)
             mine = mine if choices is None else by_choice(mine, choices.to(device))
             found[task] = codec.loss(mine, labels[i].to(device)) * weights[task]
@@ -285,8 +285,8 @@ class JointLoop(Loop):
     def deciding(self) -> list[Lesson]:
         return [lesson for lesson in self.lessons if self.stop_on in (MEAN, lesson.name)]
 
-    def weighed(self, quiet: Sequence[Lesson]) -> Sequence[Lesson]:
-        return quiet if self.apart else super().weighed(quiet)
+    def judged_by_loss(self, quiet: Sequence[Lesson]) -> Sequence[Lesson]:
+        return quiet if self.apart else super().judged_by_loss(quiet)
 
     def keep_best(self, standings: Mapping[str, Standing], better: bool) -> list[Lesson]:
         if not self.apart:

@@ -307,7 +307,7 @@ class Loop:
             if lesson.codec.says_nothing(values[lesson.name], answers[lesson.name])
         ]  # fmt: skip
         standings = {lesson.name: Standing(values[lesson.name]) for lesson in self.lessons}
-        losses = {lesson: self._validation_loss(lesson) for lesson in self.weighed(quiet)}
+        losses = {lesson: self._validation_loss(lesson) for lesson in self.judged_by_loss(quiet)}
         standings |= {lesson.name: Standing.of_loss(loss) for lesson, loss in losses.items()}
         whole = together([standings[lesson.name] for lesson in self.deciding()])
         logged = {f"{lesson.prefix}validation_loss": loss for lesson, loss in losses.items()}
@@ -341,7 +341,7 @@ class Loop:
         self.position.best, self.position.best_step = float(self.position.step), self.position.step
         self.learned.keep()
 
-    def weighed(self, quiet: Sequence[Lesson]) -> Sequence[Lesson]:
+    def judged_by_loss(self, quiet: Sequence[Lesson]) -> Sequence[Lesson]:
         """The tasks whose validation loss is measured, given those whose metric says nothing."""
         return self.deciding() if all(lesson in quiet for lesson in self.deciding()) else []
 

@@ -41,7 +41,7 @@ class Objective(Protocol):
 
 def plain_loss(model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion) -> Tensor:
     """The task's loss and the active setup's regulariser, which is 0 where there is none."""
-    batch, labels = given(host, codec, portion.batch), portion.batch["labels"]
+    batch, labels = host_inputs(host, codec, portion.batch), portion.batch["labels"]
     if codec.form != "text" or codec.decoder:  # encoder-decoders make the decoder's inputs from the labels
         del batch["labels"]
     return codec.loss(scores(model, batch, codec), labels) * portion.row_weight + penalty(host) * portion.step_share
@@ -51,14 +51,14 @@ def consistent_loss(
     model: nn.Module, host: PreTrainedModel, codec: Codec, portion: Portion, *, weight: float = 1.0, detach: bool = True
 ) -> Tensor:
     """AdaMix: the task's loss of one draw, and how far another draw is from it. Absent choices count in neither."""
-    batch = given(host, codec, portion.batch)
-    there, labels = batch.pop("there", None), batch["labels"]
+    batch = host_inputs(host, codec, portion.batch)
+    has_choice, labels = batch.pop("has_choice", None), batch["labels"]
     masks = take_masks(batch)
 
     def compared(logits: Tensor) -> Tensor:
         if masks and codec.words is not None:
             return at_masks(logits, masks, codec.words)
-        return codec.compared(codec.aligned(logits, labels)) if there is None else by_choice(logits, there)
+        return codec.compared(codec.aligned(logits, labels)) if has_choice is None else by_choice(logits, has_choice)
 
     def task_loss(logits: Tensor, labels: Tensor) -> Tensor:
         return codec.loss(codec.compared(logits), labels) * portion.row_weight  # swapped a second time: as they were
@@ -86,7 +86,7 @@ def paired_loss(
     return loss + weight * portion.step_share * pair_loss(features, labels)
 
 
-def given(host: PreTrainedModel, codec: Codec, batch: dict[str, Tensor]) -> dict[str, Any]:
+def host_inputs(host: PreTrainedModel, codec: Codec, batch: dict[str, Tensor]) -> dict[str, Any]:
     """What a host is given; of decoders that can leave logits out, only those that are needed are asked for."""
     if codec.decoder and "logits_to_keep" in signature(host.forward).parameters:
         return batch | {"logits_to_keep": batch["labels"].shape[1] + 1}

@@ -73,9 +73,11 @@ class Position:
     task_losses: dict[str, list[float]] = field(default_factory=dict)
     """Several tasks: the loss of each and its share of rows, summed over the steps since the last evaluation."""
     best_of: dict[str, float] = field(default_factory=dict)
+    """Tasks that share nothing: the value of each one's best state."""
     best_losses: dict[str, float | None] = field(default_factory=dict)
+    """The loss of that state, while no metric has said anything."""
     best_steps: dict[str, int] = field(default_factory=dict)
-    """Tasks that share nothing: each one's best value, its loss while no metric said anything, and its step."""
+    """Its step."""
 
 
 class Learned:

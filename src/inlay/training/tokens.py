@@ -115,13 +115,13 @@ class Features:
     def collate(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Inputs (sequences, T) of some examples, padded to the longest of them, with `labels` where they are known.
 
-        Choices also get `there` (B, most choices): which of them each row has.
+        Choices also get `has_choice` (B, most choices): which of them each row has.
         """
         which = self.sequences(rows)
         made = self.inputs.padded(which, self.pads, self.left)
         made["attention_mask"] = made.pop("mask")
         if self.kind == "choices":
-            made["there"] = self.choices_of(rows)
+            made["has_choice"] = self.choices_of(rows)
         return made | self._labels(rows, which)
 
     def choices_of(self, rows: Sequence[int]) -> Tensor:
@@ -173,7 +173,7 @@ def features(
     inputs, cached = _tokens(tokenizer, [a for a, _ in pairs], [b for _, b in pairs], max_length, cache)
     wanted: Tensor | Tokens | None = None
     if targets is not None and targets and isinstance(targets[0], str):
-        wanted, _ = _tokens(tokenizer, cast(list[str], list(targets)), [None] * len(targets), max_length)
+        wanted, _ = _tokens(tokenizer, cast(list[str], list(targets)), [None] * len(targets), max_length, cache)
     elif targets is not None:
         wanted = torch.tensor(targets)
     kind: FeatureKind = "choices" if any(len(example.texts) > 1 for example in examples) else "text"

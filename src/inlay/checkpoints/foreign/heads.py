@@ -1,4 +1,4 @@
-"""What the heads of both libraries have in common: copies of the host's own head."""
+"""What both libraries have in common: how they name a host, and heads that are copies of the host's own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.host.offload import present
 from inlay.host.registry import Inlay, key_of
+
+
+def host_name(host: PreTrainedModel) -> str | None:
+    """What a host was opened by, as both libraries note it."""
+    return str(getattr(host.config, "name_or_path", "") or "") or None
 
 
 def logits_weight(host: PreTrainedModel, anatomy: Anatomy) -> str | None:

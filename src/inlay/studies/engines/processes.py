@@ -66,8 +66,7 @@ class _Process:
 
     def _tell_death(self) -> None:
         assert self.cell is not None
-        code = self.popen.returncode
-        why = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with code {code}"
+        why = _how_it_ended(self.popen.returncode)
         self.events.put(Ended(self.cell, "failed", f"the process that ran it {why}", died=True))
 
     def close(self) -> None:
@@ -75,6 +74,14 @@ class _Process:
         with suppress(OSError):
             assert self.popen.stdin is not None
             self.popen.stdin.close()
+
+
+def _how_it_ended(code: int) -> str:
+    """A process's exit code in words; the signals of real time have no name."""
+    if code >= 0:
+        return f"left with code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-code, f'signal {-code}')}"
 
 
 class Processes:

@@ -111,7 +111,7 @@ def join(ray: Any, address: str, **options: Any) -> None:
 def check_answers(address: str) -> None:
     """Refuse at once what Ray itself would wait for, minutes long."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit():
+    if not colon or not port.isdecimal():
         if address in ("auto", "local"):
             return
         raise EngineError(f"--address is HOST:PORT, ray://HOST:PORT or auto, got {address!r}.")

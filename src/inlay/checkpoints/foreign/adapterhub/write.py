@@ -12,6 +12,7 @@ from inlay.checkpoints.foreign.adapterhub.read import ADAPTER, FUSION, Source
 from inlay.checkpoints.foreign.adapterhub.to_adapters import fusion_options, options_of
 from inlay.checkpoints.foreign.adapterhub.to_inlay import fusion_of
 from inlay.checkpoints.foreign.files import Files, Folder, JsonObject, Tensors
+from inlay.checkpoints.foreign.heads import host_name
 from inlay.checkpoints.foreign.keys import scatter
 from inlay.errors import ConfigError
 from inlay.host.registry import Inlay, Inlays
@@ -32,7 +33,7 @@ def write(host: PreTrainedModel, inlays: Inlays, inlay: Inlay) -> Files:
     common: JsonObject = {
         "hidden_size": inlays.anatomy.width,
         "model_class": type(host).__name__,
-        "model_name": str(getattr(host.config, "name_or_path", "") or "") or None,
+        "model_name": host_name(host),
         "model_type": inlays.anatomy.family,
         "version": VERSION,
     }

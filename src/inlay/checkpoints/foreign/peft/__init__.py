@@ -5,10 +5,12 @@ adapter_model.safetensors   base_model.model.<module>.lora_A.weight (r, D_in), .
                             base_model.model.<module>.base_layer.bias, or <module>.bias where there is no LoRA
                             base_model.model.<head module>.<parameter>        of modules_to_save
 
-options   adapter_config.json
-targets   which modules its names and patterns mean
-keys      which key of the file is which tensor of ours
-ways      prompts, prefixes and IA3, both ways
-read      a folder becomes an inlay
-write     an inlay becomes a folder
+options                adapter_config.json
+targets                which modules its names and patterns mean
+keys                   which key of the file is which tensor of ours
+lora_pair              the two matrices that a module has there
+heads                  the head, of which peft saves copies of the host's modules
+prompts_prefixes_ia3   these three, both ways
+read                   a folder becomes an inlay
+write                  an inlay becomes a folder
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from transformers import PreTrainedModel
 
 from inlay.checkpoints.foreign.files import Folder, only, options
 from inlay.config import Config
@@ -21,6 +22,21 @@ NOTES = {
     "runtime_config", "megatron_core", "qalora_group_size", "eva_config", "lora_ga_config",
 }  # fmt: skip
 """Options that only say where a file comes from or how its training began."""
+
+
+CLASSIFIER = "SEQ_CLS"
+TASK_TYPES = {
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "ForSequenceClassification": CLASSIFIER,
+}
+"""peft's word for a host, by the end of its class's name."""
+
+
+def task_type(host: PreTrainedModel) -> str | None:
+    """peft's word for what a host does, if it has one."""
+    return next((task for end, task in TASK_TYPES.items() if type(host).__name__.endswith(end)), None)
 
 
 def _absent(*neutral: Any) -> Any:

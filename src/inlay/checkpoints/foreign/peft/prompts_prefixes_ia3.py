@@ -15,12 +15,13 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from inlay.anatomy.modules import last_word
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
-from inlay.checkpoints.fitting import misfit, not_finite, tensor_mismatches
+from inlay.checkpoints.fitting import copy_into, misfit, not_finite, tensor_mismatches
 from inlay.checkpoints.foreign.files import (
     Files,
     Folder,
@@ -32,10 +33,10 @@ from inlay.checkpoints.foreign.files import (
     read_tensors,
     shown,
 )
-from inlay.checkpoints.foreign.heads import logits_weight
+from inlay.checkpoints.foreign.heads import host_name, logits_weight
 from inlay.checkpoints.foreign.peft.heads import check_head, head_tensors, saved_modules
 from inlay.checkpoints.foreign.peft.keys import ROOT, places_of, whole_places, without_saved
-from inlay.checkpoints.foreign.peft.options import CONFIG, NOTES, PICKLE, SAFE
+from inlay.checkpoints.foreign.peft.options import CLASSIFIER, CONFIG, NOTES, PICKLE, SAFE, task_type
 from inlay.checkpoints.foreign.peft.targets import saved_by, without_a_scale
 from inlay.config import Config
 from inlay.errors import ConfigError
@@ -91,23 +92,18 @@ def read(
     found = read_tensors(folder.path, SAFE, PICKLE, pickled)
     root = ROOT if kind == "IA3" else "base_model."
     with blaming(folder.path):
-        method: Method
         if kind == "IA3":
             scaling = options(IA3Options, told, folder / CONFIG)
-            saving = scaling.modules_to_save
+            saving = scaling.modules_to_save or ()
             method, values, used = _ia3(anatomy, folder, found, scaling)
         else:
             wanted = options(InFrontOptions, told, folder / CONFIG)
             saving = (*(wanted.modules_to_save or ()), *CLASSIFIERS)
-            check_size(f"num_virtual_tokens = {wanted.num_virtual_tokens}", wanted.num_virtual_tokens, found)
-            vectors = found.get(VECTORS)
-            if vectors is None or vectors.dim() != 2:
-                raise misfit(folder.path, [f"it has no {VECTORS}"])
             make = _prompt if kind == "PROMPT_TUNING" else _prefix
-            method, values = make(anatomy, wanted, vectors)
+            method, values = make(anatomy, wanted, _vectors(wanted, found, folder))
             used = {VECTORS}
         if not with_head:
-            found = without_saved(found, saving or (), root)
+            found = without_saved(found, saving, root)
         head, saved, kept = _head(host, anatomy, found, root) if with_head else (None, {}, set())
         draft = Inlay(name, method, head).fill(host, anatomy, "meta")
         own = {key: tensor for key, tensor in draft.tensors().items() if not key.startswith("head.")}
@@ -116,26 +112,45 @@ def read(
         problems += [f"tensor {shown(key)} has numbers that are not finite" for key in not_finite(found)]
         if problems:
             raise misfit(folder.path, problems)
-        with torch.random.fork_rng(devices=[]):
-            inlay = Inlay(name, method, head).fill(host, anatomy)
-        here = {key: tensor.clone() for key, tensor in inlay.tensors().items() if key.startswith("head.")}
-        if problems := tensor_mismatches(here, here | saved):
-            raise misfit(folder.path, problems)
-        with torch.no_grad():
-            for key, tensor in inlay.tensors().items():
-                tensor.copy_((here | saved | values)[key])
+        return _filled(host, anatomy, folder, draft, values, saved)
+
+
+def _filled(
+    host: PreTrainedModel, anatomy: Anatomy, folder: Folder, draft: Inlay, values: Tensors, saved: Tensors
+) -> Inlay:  # fmt: skip
+    """The draft's inlay with the tensors of the file; what the file does not have of a head is the host's own."""
+    with torch.random.fork_rng(devices=[]):
+        inlay = Inlay(draft.name, draft.method, draft.head).fill(host, anatomy)
+    here = {key: tensor.clone() for key, tensor in inlay.tensors().items() if key.startswith("head.")}
+    if problems := tensor_mismatches(here, here | saved):
+        raise misfit(folder.path, problems)
+    copy_into(inlay, here | saved | values)
     return inlay
 
 
-def _prompt(anatomy: Anatomy, wanted: InFrontOptions, vectors: torch.Tensor) -> tuple[Method, Tensors]:
-    if "decoder" not in anatomy.depth:
-        raise ConfigError("peft lets an encoder's classifier read the prompt's first token, and Inlay the text's")
+def _vectors(wanted: InFrontOptions, found: Tensors, folder: Folder) -> Tensor:
+    """What stands in front, as the file has it."""
+    check_size(f"num_virtual_tokens = {wanted.num_virtual_tokens}", wanted.num_virtual_tokens, found)
+    vectors = found.get(VECTORS)
+    if vectors is None or vectors.dim() != 2:
+        raise misfit(folder.path, [f"it has no {VECTORS}"])
+    return vectors
+
+
+def _prompt(anatomy: Anatomy, wanted: InFrontOptions, vectors: Tensor) -> tuple[Method, Tensors]:
+    _check_decoder(anatomy)
     length, stacks = wanted.num_virtual_tokens, wanted.num_transformer_submodules or len(anatomy.depth)
     own = vectors[:length] if vectors.shape[0] == stacks * length else vectors
     return Prompt(length=length), {"tokens.table.weight": own}
 
 
-def _prefix(anatomy: Anatomy, wanted: InFrontOptions, vectors: torch.Tensor) -> tuple[Method, Tensors]:
+def _check_decoder(anatomy: Anatomy) -> None:
+    """Refuse a prompt on an encoder alone."""
+    if "decoder" not in anatomy.depth:
+        raise ConfigError("peft lets an encoder's classifier read the prompt's first token, and Inlay the text's")
+
+
+def _prefix(anatomy: Anatomy, wanted: InFrontOptions, vectors: Tensor) -> tuple[Method, Tensors]:
     places = _layers(anatomy)
     parts = vectors.chunk(len(places), 1) if vectors.shape[1] % len(places) == 0 else (vectors,) * len(places)
     method = Prefix(length=wanted.num_virtual_tokens, shift=True)
@@ -203,49 +218,48 @@ def _head(host: PreTrainedModel, anatomy: Anatomy, found: Tensors, root: str) ->
     return head, {ours: found[theirs] for ours, theirs in keys.items()}, used
 
 
-TASKS = {
-    "ForCausalLM": "CAUSAL_LM",
-    "LMHeadModel": "CAUSAL_LM",
-    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
-    "ForSequenceClassification": "SEQ_CLS",
-}
-
-
 def write(host: PreTrainedModel, anatomy: Anatomy, inlay: Inlay) -> Files:
     """The files of a prompt, a prefix or an IA3 inlay."""
-    method, tensors = inlay.method, inlay.tensors()
+    method, task = inlay.method, task_type(host)
     check_head(inlay)
-    task = next((task for end, task in TASKS.items() if type(host).__name__.endswith(end)), None)
     saved = saved_modules(inlay, anatomy, host) if inlay.head is not None else []
-    if saved and task != "SEQ_CLS" and not isinstance(method, IA3):
-        raise ConfigError("beside prompts and prefixes peft saves only the head of a classifier")
     if isinstance(method, IA3):
         config, found = _write_ia3(anatomy, inlay, method)
-    elif isinstance(method, Prompt):
-        if "decoder" not in anatomy.depth:
-            raise ConfigError("peft lets an encoder's classifier read the prompt's first token, and Inlay the text's")
-        twice = 2 if len(anatomy.depth) > 1 else 1
-        found = {VECTORS: tensors["tokens.table.weight"].repeat(twice, 1)}
-        config = _in_front(host, anatomy, "PROMPT_TUNING", method.length, anatomy.places["tokens"].d_out, twice)
-    else:
-        assert isinstance(method, Prefix)
-        places = _layers(anatomy)
-        if method.reparametrised or method.leave_out or not method.shift:
-            raise ConfigError(
-                "peft has prefixes in every layer, flat, and moves positions: merge it, and use shift=True"
-            )
-        found = {VECTORS: torch.cat([tensors[f"{place.id}.table.weight"] for place in places], 1)}
-        config = _in_front(host, anatomy, "PREFIX_TUNING", method.length, places[0].d_out, 1) | {
-            "prefix_projection": False
-        }
-    if isinstance(method, IA3):
         found |= head_tensors(inlay, anatomy, saved, ROOT)
-        task = None if task == "SEQ_CLS" else task  # with it, peft would want a head in every file
-    elif task == "SEQ_CLS":
-        found |= _classifier(host, anatomy) | head_tensors(inlay, anatomy, saved, "base_model.")
+        task = None if task == CLASSIFIER else task  # with it, peft would want a head in every file
+    else:
+        if saved and task != CLASSIFIER:
+            raise ConfigError("beside prompts and prefixes peft saves only the head of a classifier")
+        if isinstance(method, Prompt):
+            config, found = _write_prompt(host, anatomy, inlay, method)
+        else:
+            assert isinstance(method, Prefix)
+            config, found = _write_prefix(host, anatomy, inlay, method)
+        if task == CLASSIFIER:
+            found |= _classifier(host, anatomy) | head_tensors(inlay, anatomy, saved, "base_model.")
     notes = {"inference_mode": True, "task_type": task, "modules_to_save": [*map(last_word, saved)] or None}
-    notes["base_model_name_or_path"] = str(getattr(host.config, "name_or_path", "") or "") or None
+    notes["base_model_name_or_path"] = host_name(host)
     return {CONFIG: config | notes, SAFE: {k: t.detach().cpu().clone().contiguous() for k, t in found.items()}}
+
+
+def _write_prompt(
+    host: PreTrainedModel, anatomy: Anatomy, inlay: Inlay, method: Prompt
+) -> tuple[JsonObject, Tensors]:  # fmt: skip
+    _check_decoder(anatomy)
+    twice = 2 if len(anatomy.depth) > 1 else 1
+    config = _in_front(host, anatomy, "PROMPT_TUNING", method.length, anatomy.places["tokens"].d_out, twice)
+    return config, {VECTORS: inlay.tensors()["tokens.table.weight"].repeat(twice, 1)}
+
+
+def _write_prefix(
+    host: PreTrainedModel, anatomy: Anatomy, inlay: Inlay, method: Prefix
+) -> tuple[JsonObject, Tensors]:  # fmt: skip
+    places, tensors = _layers(anatomy), inlay.tensors()
+    if method.reparametrised or method.leave_out or not method.shift:
+        raise ConfigError("peft has prefixes in every layer, flat, and moves positions: merge it, and use shift=True")
+    config = _in_front(host, anatomy, "PREFIX_TUNING", method.length, places[0].d_out, 1)
+    vectors = torch.cat([tensors[f"{place.id}.table.weight"] for place in places], 1)
+    return config | {"prefix_projection": False}, {VECTORS: vectors}
 
 
 def _classifier(host: PreTrainedModel, anatomy: Anatomy) -> Tensors:

@@ -12,18 +12,18 @@ from transformers.pytorch_utils import Conv1D
 from inlay.anatomy.modules import inside, last_word
 from inlay.anatomy.survey import Anatomy
 from inlay.checkpoints.foreign.files import Files, Folder, JsonObject, Tensors
+from inlay.checkpoints.foreign.heads import host_name
 from inlay.checkpoints.foreign.peft import prompts_prefixes_ia3
 from inlay.checkpoints.foreign.peft.heads import check_head, head_tensors, saved_modules
 from inlay.checkpoints.foreign.peft.keys import ROOT, bias_key, host_bias, places_of
 from inlay.checkpoints.foreign.peft.lora_pair import LoraPair, lora_pairs
-from inlay.checkpoints.foreign.peft.options import BIASES, CONFIG, SAFE, PeftOptions
+from inlay.checkpoints.foreign.peft.options import BIASES, CLASSIFIER, CONFIG, SAFE, PeftOptions, task_type
 from inlay.checkpoints.foreign.peft.read import below_own_head, read
 from inlay.checkpoints.foreign.peft.targets import target_names
 from inlay.errors import ConfigError
 from inlay.host.registry import Inlay, Inlays
 from inlay.methods import IA3, LoRA, Prefix, Prompt
 
-_TASKS = {"ForCausalLM": "CAUSAL_LM", "LMHeadModel": "CAUSAL_LM", "ForConditionalGeneration": "SEQ_2_SEQ_LM"}
 V = TypeVar("V")
 
 
@@ -114,8 +114,8 @@ def _config(method: LoRA, pairs: Mapping[str, LoraPair], saved: Sequence[str], h
         "lora_alpha": int(alpha) if alpha.is_integer() else alpha,
         "bias": config.bias,
         "inference_mode": True,
-        "base_model_name_or_path": str(getattr(host.config, "name_or_path", "") or "") or None,
-        "task_type": next((task for end, task in _TASKS.items() if type(host).__name__.endswith(end)), None),
+        "base_model_name_or_path": host_name(host),
+        "task_type": None if (task := task_type(host)) == CLASSIFIER else task,  # a LoRA's file may have no head
     }
 
 
