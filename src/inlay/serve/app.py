@@ -181,10 +181,14 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
     )
     async def classify(request: Request, body: forms.ClassifyForm, timeout: Timeout = None) -> Response:
         """What a model says about inputs: labels with scores, numbers, tags or spans, by the kind of its task."""
-        model, inputs = body.model, [_plain(given) for given in body.inputs]
-        request.state.facts = {"model": _known(engine, model), "rows": len(inputs)}
+        model, rows = body.model, len(body.inputs)
+        request.state.facts = {"model": _known(engine, model), "rows": rows}
         kind = engine.shelf[model].codec.task.kind
-        results = await ask(request, len(inputs), lambda hold, **how: engine.enter(hold, model, inputs, **how), timeout)
+
+        def enter(hold: Hold, **how: Any) -> Future[Any]:
+            return engine.enter(hold, model, [_plain(given) for given in body.inputs], **how)
+
+        results = await ask(request, rows, enter, timeout)
         return JSONResponse({"model": model, "kind": kind, "results": results})
 
     @app.post(
