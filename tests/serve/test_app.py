@@ -362,6 +362,12 @@ def test_unknown_names_are_told_beside_what_is_missing(client):
     ]  # fmt: skip
 
 
+def test_more_inputs_than_any_server_takes_are_not_all_looked_at(client):
+    answer = client.post("/v1/classify", json={"model": "a", "inputs": [{}] * (forms.MOST + 1)})
+    assert (answer.status_code, answer.json()["error_type"]) == (413, "too_large")
+    assert "at most 32768" in answer.json()["error"]
+
+
 def test_choices_that_find_no_room_are_not_cut_into_tokens(engine, client, monkeypatch):
     monkeypatch.setattr(engine, "_cut", lambda *_: pytest.fail("they were cut into tokens"))
     rows = [{"text": "w1", "choices": ["w2"] * (engine.limits.rows + 1)}]

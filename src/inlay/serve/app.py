@@ -430,7 +430,8 @@ def _handle_errors(app: FastAPI) -> None:
         if any(problem["type"] == "json_invalid" for problem in problems):
             return answer(BadRequest(f"the body is no JSON: {problems[0].get('ctx', {}).get('error', '')}"))
         lines = [f"{'.'.join(map(str, problem['loc'][:6]))}: {problem['msg']}" for problem in problems[:20]]
-        return answer(Invalid("\n".join(dict.fromkeys(lines))))
+        kind = TooLarge if all(problem["type"] == "too_long" for problem in problems) else Invalid
+        return answer(kind("\n".join(dict.fromkeys(lines))))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

@@ -14,6 +14,8 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 MEMBERS = 1000
 """That a request may name."""
+MOST = 1 << 15
+"""Inputs of a request, whatever limit a server has for rows."""
 AT_MOST = 5
 """This many unknown names are told."""
 
@@ -63,7 +65,7 @@ class ClassifyForm(Form):
 
     model: Name
     """A model of GET /v1/models."""
-    inputs: Annotated[list[Input], Field(fail_fast=True)] = Field(min_length=1)
+    inputs: Annotated[list[Input], Field(fail_fast=True)] = Field(min_length=1, max_length=MOST)
     """Texts, or objects for pairs, choices, words and rows."""
 
 
