@@ -51,6 +51,18 @@ def test_weights_of_other_kinds_are_refused(saved, dtype):
         inlay.load(classifier(), saved)
 
 
+def test_empty_tensors_of_shapes_that_no_tensor_has_are_refused(saved):
+    """safetensors accepts them, because they hold no bytes; torch stumbles over them later."""
+    header = json.dumps({"x": {"dtype": "F32", "shape": [0, 1 << 62, 1 << 62], "data_offsets": [0, 0]}}).encode()
+    file = saved / "weights.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    rewrite(saved, files={file.name: ours._digest(file)})
+    host = classifier()
+    with pytest.raises(inlay.CheckpointError, match=r"weights\.safetensors is not a safetensors file"):
+        inlay.load(host, saved)
+    assert untouched(host)
+
+
 def test_a_host_of_the_same_form_and_other_weights(saved):
     torch.manual_seed(77)
     other = classifier()
