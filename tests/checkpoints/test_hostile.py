@@ -51,11 +51,14 @@ def test_weights_of_other_kinds_are_refused(saved, dtype):
         inlay.load(classifier(), saved)
 
 
-def test_empty_tensors_of_shapes_that_no_tensor_has_are_refused(saved):
-    """safetensors accepts them, because they hold no bytes; torch stumbles over them later."""
-    header = json.dumps({"x": {"dtype": "F32", "shape": [0, 1 << 62, 1 << 62], "data_offsets": [0, 0]}}).encode()
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"), [("F32", [0, 1 << 62, 1 << 62], 0), ("F32", [1] * 100, 4), ("F8_E4M3", [1], 1)]
+)
+def test_tensors_that_torch_cannot_work_with_are_refused(saved, dtype, shape, size):
+    """safetensors accepts them; torch stumbles over shapes that no tensor has, and over dtypes without arithmetic."""
+    header = json.dumps({"x": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode()
     file = saved / "weights.safetensors"
-    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
     rewrite(saved, files={file.name: ours._digest(file)})
     host = classifier()
     with pytest.raises(inlay.CheckpointError, match=r"weights\.safetensors is not a safetensors file"):
