@@ -103,7 +103,8 @@ def test_locks_are_in_a_folder_of_ours_alone(tmp_path, monkeypatch):
     with reading(tmp_path / "saved"):
         assert list(ours.glob("locks/*.lock"))
     assert ours.stat().st_mode & 0o777 == 0o700
-    monkeypatch.setattr("os.getuid", lambda me=os.getuid(): me + 1)
+    me = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: me + 1)
     ours.rename(tmp_path / f"inlay-{os.getuid()}")
     with pytest.raises(OSError, match="set INLAY_CACHE"), replacing(tmp_path / "new", ("inlay.json",)):
         pass
