@@ -51,6 +51,21 @@ def test_weights_of_other_kinds_are_refused(saved, dtype):
         inlay.load(classifier(), saved)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"), [("F32", [0, 1 << 62, 1 << 62], 0), ("F32", [1] * 100, 4), ("F8_E4M3", [1], 1)]
+)
+def test_tensors_that_torch_cannot_work_with_are_refused(saved, dtype, shape, size):
+    """safetensors accepts them; torch stumbles over shapes that no tensor has, and over dtypes without arithmetic."""
+    header = json.dumps({"x": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}).encode()
+    file = saved / "weights.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    rewrite(saved, files={file.name: ours._digest(file)})
+    host = classifier()
+    with pytest.raises(inlay.CheckpointError, match=r"weights\.safetensors is not a safetensors file"):
+        inlay.load(host, saved)
+    assert untouched(host)
+
+
 def test_a_host_of_the_same_form_and_other_weights(saved):
     torch.manual_seed(77)
     other = classifier()

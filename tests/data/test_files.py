@@ -3,7 +3,7 @@
 import pytest
 
 from inlay.data import Data, DataError, prepare
-from inlay.data.rows import read_table
+from inlay.data.rows import _once, read_table
 
 
 def test_a_tsv_as_glue_writes_it(tmp_path):
@@ -53,3 +53,23 @@ def test_all_columns_that_are_missing_at_once(tmp_path):
     (tmp_path / "a.csv").write_text("txet,lable\n" + "a,b\n" * 20)
     with pytest.raises(DataError, match="no column 'text'.*\n.*no column 'label'"):
         prepare(Data(train_file=tmp_path / "a.csv"))
+
+
+class Counted(str):
+    """A name that counts how often it is compared."""
+
+    times = 0
+
+    def __eq__(self, other):
+        Counted.times += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_name_that_comes_twice_is_found_without_comparing_each_with_each():
+    """A header or an object of a megabyte has a hundred thousand names."""
+    names = [Counted(f"k{i}") for i in range(2000)]
+    with pytest.raises(ValueError, match="'k1999' is there twice"):
+        _once([(name, 1) for name in (*names, Counted("k1999"))])
+    assert Counted.times < 20_000

@@ -52,6 +52,23 @@ def test_the_papers_tasks_are_built_in():
         task_named("winogrand")
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    ["{text.__class__}", "{parts.__class__.__format__.__globals__}", "{parts[0].real}", "{text:>9000000000}", "{text:{parts}}",
+     "{text!r}", "{}", "{0.a}", "{text", "{text[]}"],
+)  # fmt: skip
+def test_a_prompt_only_names_columns(prompt):
+    """A task may come from anyone, and what its prompt reaches is read by the host: not the server's environment."""
+    with pytest.raises(inlay.ConfigError, match="the prompt"):
+        Task(name="x", kind="text", prompt=prompt)
+
+
+def test_prompts_name_columns_and_what_is_in_them():
+    task = Task(name="x", kind="text", text="a", prompt="{{ {a} of {b[0]}, {b}, {c[d][1]} }}")
+    rows = Table([{"a": "1", "b": ["2", "3"], "c": {"d": [4, 5]}}], "rows")
+    assert examples(task, rows, labelled=False)[0].prompt == "{ 1 of 2, 2, 3, 5 }"
+
+
 def test_a_built_in_task_that_asks_for_something_else_has_no_labels(tmp_path):
     write(tmp_path / "sst2" / "train.jsonl", [{"text": f"row {i}", "label": i / 2} for i in range(20)])
     task = prepare(Data(task="sst2", data_dir=tmp_path, kind="regression")).task

@@ -85,6 +85,14 @@ def test_long_labels_do_not_shrink_the_confusion_matrix():
     assert size(long)[0] < 3 * size(short)[0]
 
 
+def test_numbers_that_no_axis_spans_have_no_scatter_plot():
+    """Rows may have any finite number; the run is over by then, and its page must not fail."""
+    examples = [Example((("w", None),), target) for target in (1e308, -1e308)]
+    record = RECORD | {"scores": {"pearson": 1.0}, "validation": {"pearson": 1.0}}
+    page = page_of(Task(kind="regression"), examples, [Answer(0.5)] * 2, record)
+    assert "True and predicted" not in page
+
+
 def test_a_number_has_a_scatter_plot_and_no_matrix():
     task = Task(kind="regression")
     examples = [Example(((f"w{i}", None),), i / 2) for i in range(5)]

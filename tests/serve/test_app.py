@@ -10,9 +10,10 @@ import threading
 import time
 
 import pytest
+from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from inlay.serve import Engine, Limits, build_app
+from inlay.serve import Engine, Limits, build_app, forms
 from inlay.serve.keys import Keys
 from inlay.serve.logs import LOG, log_to
 from tests.serve.conftest import ADMIN, USER
@@ -326,6 +327,53 @@ def test_a_page_of_another_name_finds_no_local_server(engine):
     assert client.get("/health").status_code == 200
     assert client.get("/health", headers={"Host": "[::1]:8000"}).status_code == 200
     assert client.get("/health", headers={"Host": "evil.example"}).status_code == 403
+
+
+MANY = 30_000
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        (forms.ClassifyForm, {"inputs": [0] * MANY}),
+        (forms.ClassifyForm, {"inputs": [{"a": 1}] * MANY}),
+        (forms.ClassifyForm, {"inputs": [{"text": "a", "choices": [0] * MANY}]}),
+        (forms.ClassifyForm, {"inputs": [{f"k{i}": 1 for i in range(MANY)}]}),
+        (forms.ClassifyForm, {f"k{i}": 1 for i in range(MANY)}),
+        (forms.PredictForm, {"inputs": [[0]] * MANY}),
+        (forms.PredictForm, {"inputs": ["a"] + [0] * MANY}),
+        (forms.ExplainForm, {"input": "a", "off": [""] * MANY}),
+        (forms.ExplainForm, {"input": "a", "pin": {f"k{i}": 9 for i in range(MANY)}}),
+        (forms.CompletionForm, {"prompt": [0] * MANY}),
+    ],
+)
+def test_a_body_that_is_wrong_everywhere_is_not_searched_for_all_of_it(form, body):
+    """Half a million wrong places in a megabyte took half a minute to tell, in which nobody else was answered."""
+    with pytest.raises(ValidationError) as refused:
+        form.model_validate({"model": "a"} | body)
+    assert 1 <= refused.value.error_count() <= 8
+
+
+def test_unknown_names_are_told_beside_what_is_missing(client):
+    answer = client.post("/v1/classify", json={f"k{i}": 1 for i in range(9)} | {"inputs": ["x"]})
+    assert answer.status_code == 422
+    assert answer.json()["error"].split("\n") == [
+        "body.model: Field required", *(f"body.k{i}: Extra inputs are not permitted" for i in range(5))
+    ]  # fmt: skip
+
+
+def test_more_inputs_than_any_server_takes_are_not_all_looked_at(client):
+    answer = client.post("/v1/classify", json={"model": "a", "inputs": [{}] * (forms.MOST + 1)})
+    assert (answer.status_code, answer.json()["error_type"]) == (413, "too_large")
+    assert "at most 32768" in answer.json()["error"]
+
+
+def test_choices_that_find_no_room_are_not_cut_into_tokens(engine, client, monkeypatch):
+    monkeypatch.setattr(engine, "_cut", lambda *_: pytest.fail("they were cut into tokens"))
+    rows = [{"text": "w1", "choices": ["w2"] * (engine.limits.rows + 1)}]
+    answer = client.post("/v1/classify", json={"model": "choice-0", "inputs": rows})
+    assert answer.status_code == 413
+    assert "513 rows" in answer.json()["error"]
 
 
 def test_cors_is_off_unless_an_origin_is_named(engine, client):

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from inlay.errors import InlayError
 from inlay.serve.errors import Forbidden, Invalid, NotFound, ServeError, public_text
-from inlay.serve.roots import below
+from inlay.serve.pieces import piece_at
+from inlay.serve.roots import below, inside
 from tests.serve.conftest import ADMIN
 
 PIECES = (
@@ -151,3 +153,33 @@ def test_members_of_a_fusion_are_looked_for_below_the_root_only(guarded, shop, t
     shutil.copytree(shop / "inlays" / "b", root / "b")
     assert client.put("/v1/inlays/f", json={"path": "fused"}, headers=admin).status_code == 201
     assert engine.models["f"].facts()["members"] == ["a", "b"]
+
+
+def test_what_precedes_a_colon_in_a_folders_name_is_not_opened(tempting, monkeypatch):
+    """`a:b` is also how a task of a joint run is called; as a folder below the root it is only that folder."""
+    (tempting.parent / "secret" / "run.json").write_text("{}")
+    (tempting / "some" / "run:task").mkdir(parents=True)
+    (tempting / "some" / "run").symlink_to(tempting.parent / "secret")
+    real, opened = io.open, []
+    watch = lambda file, *rest, **how: opened.append(os.path.realpath(file)) or real(file, *rest, **how)
+    monkeypatch.setattr(io, "open", watch)
+    with pytest.raises(InlayError, match=r"has no inlay\.json"):
+        piece_at(below(tempting, "some/run:task"), "x", inside(tempting))
+    assert not [file for file in opened if "secret" in file]
+
+
+def test_a_folder_that_leads_out_later_is_not_loaded_again(guarded, shop, tmp_path):
+    """--reload looks at what requests have loaded too, and the folder may have become a link since."""
+    client, root, engine = guarded
+    headers = {"Authorization": f"Bearer {ADMIN}"}
+    assert client.put("/v1/inlays/x", json={"path": "b"}, headers=headers).status_code == 201
+    before = engine.classify("x", ["good w1"])
+    shutil.copytree(shop / "inlays" / "classification-1", tmp_path / "outside")
+    shutil.move(root / "b", tmp_path / "aside")
+    (root / "b").symlink_to(tmp_path / "outside")
+    assert engine.refresh() == []
+    assert engine.classify("x", ["good w1"]) == before
+    (root / "b").unlink()
+    shutil.copytree(tmp_path / "outside", root / "b")
+    assert engine.refresh() == ["x"]
+    assert engine.classify("x", ["good w1"]) != before

@@ -79,3 +79,39 @@ def test_a_cache_that_cannot_be_written_hinders_no_reader(tmp_path, monkeypatch)
         assert here.name == "file"
     with pytest.raises(OSError, match="set INLAY_CACHE"), replacing(tmp_path / "new", ("inlay.json",)):
         pass
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows gives each user a temporary folder of their own")
+def test_locks_are_in_a_folder_of_ours_alone(tmp_path, monkeypatch):
+    """Everybody may write into the system's temporary folder, and knows what ours is called there."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ours, theirs = tmp_path / f"inlay-{os.getuid()}", tmp_path / "theirs"
+    (theirs / "locks").mkdir(parents=True)
+    ours.symlink_to(theirs)
+    with reading(tmp_path / "saved"):
+        pass
+    with pytest.raises(OSError, match="set INLAY_CACHE"), replacing(tmp_path / "new", ("inlay.json",)):
+        pass
+    assert not list((theirs / "locks").iterdir())
+    ours.unlink()
+    ours.mkdir(mode=0o777)
+    ours.chmod(0o777)
+    with reading(tmp_path / "saved"):
+        assert list(ours.glob("locks/*.lock"))
+    assert ours.stat().st_mode & 0o777 == 0o700
+    me = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: me + 1)
+    ours.rename(tmp_path / f"inlay-{os.getuid()}")
+    with pytest.raises(OSError, match="set INLAY_CACHE"), replacing(tmp_path / "new", ("inlay.json",)):
+        pass
+
+
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path):
+    """A run that somebody else made may have one, and opening a lock empties the file that is there."""
+    (tmp_path / "precious").write_text("words")
+    (tmp_path / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic link"), locked(tmp_path / "lock", wait=False):
+        pass
+    assert (tmp_path / "precious").read_text() == "words"

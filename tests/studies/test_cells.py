@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from inlay import InlayError
 from inlay.cli import main
 from inlay.errors import CheckpointError
 from inlay.runs.folder import Run
+from inlay.storage.plain_json import digest_of
 from inlay.studies.cells import StudyFolder
 from inlay.studies.file import study_from
 from inlay.studies.formats import as_csv, as_text
@@ -261,6 +263,57 @@ def test_an_altered_result_is_refused(finished, tmp_path):
 
 
 # without weights
+
+
+def respoken(file: Path, changes: dict[str, Any]) -> None:
+    """A signed file that says something else, signed again: a digest is no signature."""
+    found = {name: value for name, value in json.loads(file.read_text()).items() if name != "sha256"} | changes
+    file.write_text(json.dumps(found | {"sha256": digest_of(found)}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": {}}, {"scores": {"=HYPERLINK(1)": 1.0}}, {"scores": {"accuracy": "x"}}, {"scores": None}, {"selected": "x"},
+        {"judged": "x"}, {"rows": {"test": 40}}, {"trained_parameters": "=1+1"}, {"seconds": [None]}, {"said": "<script>"},
+        {"costs": {"bytes_per_row": [None]}}, {"history": [[1]]}, {"versions": -1}, {"point": {"@x": 1.0}}, {"task": "b"},
+        {"attention": {"members": ["a"], "places": {"x": []}}}, {"peak_megabytes": True}, {"validation": "x"},
+    ],
+)  # fmt: skip
+def test_a_record_of_another_form_is_refused(finished, tmp_path, changes):
+    export(finished[0], tmp_path / "records")
+    file = sorted((tmp_path / "records" / "records").glob("*.json"))[0]
+    respoken(file, changes)
+    with pytest.raises(InlayError, match=f"{file.name} is not the result of a cell: {next(iter(changes))}|Value error"):
+        view_of(tmp_path / "records")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"study": None}, "study"), ({"study": {}}, "it has no name"), ({"hosts": "x"}, "hosts"), ({"rows": {}}, "task 'a' has no digest"),
+        ({"evil": 1}, "evil"), ({"ways": {"=cmd": {}}}, "way '=cmd'"), ({"groups": {"x": ["y"]}}, "no task 'y'"),
+    ],
+)  # fmt: skip
+def test_a_study_of_another_form_is_refused(finished, tmp_path, changes, says):
+    export(finished[0], tmp_path / "records")
+    file = tmp_path / "records" / "study.json"
+    inside = json.loads(file.read_text())["study"]
+    respoken(file, {"study": inside | changes} if {"ways", "groups"} & changes.keys() else changes)
+    with pytest.raises(InlayError, match=says):
+        view_of(tmp_path / "records")
+
+
+@pytest.mark.parametrize(
+    "part", [{}, [], {"cell": "..", "task": "a"}, {"cell": "/etc", "task": "a"}, {"cell": "a", "task": "../b"}]
+)
+def test_a_part_of_a_joint_cell_leads_nowhere_else(tmp_path, part):
+    folder = StudyFolder(tmp_path)
+    folder.cell("one").mkdir(parents=True)
+    (folder.cell("one") / "part.json").write_text(json.dumps(part))
+    for ask in (folder.place, folder.joint_of, folder.has_weights):
+        with pytest.raises(InlayError, match="does not say of which joint cell"):
+            ask("one")
 
 
 def test_records_give_the_same_table_and_a_study_goes_on_from_them(here, finished, tmp_path):

@@ -210,9 +210,10 @@ def read(folder: Path) -> tuple[Manifest, dict[str, Tensor]]:
     check_memory((folder / WEIGHTS).stat().st_size, str(folder / WEIGHTS))
     try:
         tensors = safetensors.torch.load_file(folder / WEIGHTS)
+        broken = not_finite(tensors)  # shapes that no tensor can have are noticed here
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{folder / WEIGHTS} is not a safetensors file: {error}") from None
-    if broken := not_finite(tensors):
+    if broken:
         raise CheckpointError(
             f"{folder / WEIGHTS} holds numbers that are not finite ({', '.join(broken[:4])}): "
             f"its training has diverged."

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -176,9 +177,13 @@ def _once(pairs: list[tuple[str, Any]]) -> Row:
     """An object whose keys are all different."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+        raise ValueError(f"the key {_twice(name for name, _ in pairs)!r} is there twice")
     return row
+
+
+def _twice(names: Iterable[str]) -> str | None:
+    """A name that is there more than once."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def _separated(text: str, source: str, delimiter: str) -> Table:
@@ -190,9 +195,8 @@ def _separated(text: str, source: str, delimiter: str) -> Table:
     for line, cells in fields:
         if header is None:
             header = cells
-            twice = sorted({name for name in header if header.count(name) > 1})
-            if twice:
-                raise DataError(f"{source}, line {line}: the column {twice[0]!r} is there twice. Rename one of them.")
+            if (twice := _twice(header)) is not None:
+                raise DataError(f"{source}, line {line}: the column {twice!r} is there twice. Rename one of them.")
         elif len(cells) != len(header):
             raise DataError(f"{source}, line {line}: {len(cells)} fields where the header has {len(header)}.")
         else:
@@ -239,9 +243,8 @@ def _parquet(path: Path) -> Table:
 
     try:
         table = pyarrow.parquet.read_table(path)
-        names = table.column_names
-        if len(set(names)) < len(names):
-            raise DataError(f"{path}: the column {next(n for n in names if names.count(n) > 1)!r} is there twice.")
+        if (twice := _twice(table.column_names)) is not None:
+            raise DataError(f"{path}: the column {twice!r} is there twice.")
         for at, field in enumerate(table.schema):
             if pyarrow.types.is_binary(field.type) or pyarrow.types.is_large_binary(field.type):
                 with suppress(pyarrow.ArrowInvalid):  # not UTF-8

@@ -53,6 +53,8 @@ USUAL_COLUMNS: dict[str, dict[str, str]] = {
     "spans": {"text": "question", "pair": "context", "label": "answers"},
 }
 """Columns of a kind as most data sets call them."""
+PLACE = re.compile(r"[^.\[\]{}]+(\[[^\[\]{}]+\])*")
+"""What a prompt may have in braces: a column, and what to take of a list or an object in it."""
 LABELLED = ("classification", "multilabel", "tags")
 """Kinds that choose from labels which all rows share."""
 
@@ -159,6 +161,13 @@ class Task(Config):
             raise ValueError('it must be a column\'s name, or a template such as "{title}. {body}"')
         return text
 
+    @field_validator("prompt")
+    @classmethod
+    def _columns_alone(cls, prompt: str | None) -> str | None:
+        if prompt and (wrong := _wrong_with_prompt(prompt)):
+            raise ValueError(wrong)
+        return prompt
+
     @model_validator(mode="before")
     @classmethod
     def _usual(cls, fields: Any) -> Any:
@@ -246,6 +255,24 @@ def _broken(text: str) -> bool:
     except ValueError:
         return True
     return any(name == "" or spec or conversion for _, name, spec, conversion in parts)
+
+
+def _wrong_with_prompt(prompt: str) -> str | None:
+    """What is wrong with a prompt, in words; None where it is fine.
+
+    A task may come from anyone: an attribute would lead from a column's value to all that this process holds, and a
+    width would ask for as much memory as it says.
+    """
+    try:
+        parts = list(string.Formatter().parse(prompt))
+    except ValueError as error:
+        return f"the prompt {prompt!r:.200} cannot be read: {error}"
+    if any(name is not None and (not PLACE.fullmatch(name) or spec or conv) for _, name, spec, conv in parts):
+        return (
+            f"the prompt {prompt!r:.200} must name its columns in braces, as {{text}}, or {{choices[0]}} for one of a "
+            f"list, and nothing else"
+        )
+    return None
 
 
 def template(text: str) -> str:

@@ -68,9 +68,12 @@ def _facts(record: Mapping[str, Any], task: Task) -> list[tuple[str, str]]:
 
 def scatter_of(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> str | None:
     pairs = [(example.target, answer.prediction) for example, answer in zip(judged.examples, answers, strict=True)]
-    if task.kind != "regression" or not all(math.isfinite(float(value)) for pair in pairs for value in pair):  # type: ignore[arg-type]
+    if task.kind != "regression":
         return None
-    return scatter([float(target) for target, _ in pairs], [float(said) for _, said in pairs])  # type: ignore[arg-type]
+    targets, said = [float(target) for target, _ in pairs], [float(one) for _, one in pairs]  # type: ignore[arg-type]
+    if not all(map(math.isfinite, (*targets, *said))) or math.isinf(4 * (max(*targets, *said) - min(*targets, *said))):
+        return None  # there are no axes for them
+    return scatter(targets, said)
 
 
 def mistakes_of(task: Task, judged: EncodedSplit, answers: Sequence[Answer]) -> list[tuple[str, str, str, float]]:

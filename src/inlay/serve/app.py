@@ -181,10 +181,14 @@ def _add_asking(app: FastAPI, ask: Asking) -> None:
     )
     async def classify(request: Request, body: forms.ClassifyForm, timeout: Timeout = None) -> Response:
         """What a model says about inputs: labels with scores, numbers, tags or spans, by the kind of its task."""
-        model, inputs = body.model, [_plain(given) for given in body.inputs]
-        request.state.facts = {"model": _known(engine, model), "rows": len(inputs)}
+        model, rows = body.model, len(body.inputs)
+        request.state.facts = {"model": _known(engine, model), "rows": rows}
         kind = engine.shelf[model].codec.task.kind
-        results = await ask(request, len(inputs), lambda hold, **how: engine.enter(hold, model, inputs, **how), timeout)
+
+        def enter(hold: Hold, **how: Any) -> Future[Any]:
+            return engine.enter(hold, model, [_plain(given) for given in body.inputs], **how)
+
+        results = await ask(request, rows, enter, timeout)
         return JSONResponse({"model": model, "kind": kind, "results": results})
 
     @app.post(
@@ -426,7 +430,8 @@ def _handle_errors(app: FastAPI) -> None:
         if any(problem["type"] == "json_invalid" for problem in problems):
             return answer(BadRequest(f"the body is no JSON: {problems[0].get('ctx', {}).get('error', '')}"))
         lines = [f"{'.'.join(map(str, problem['loc'][:6]))}: {problem['msg']}" for problem in problems[:20]]
-        return answer(Invalid("\n".join(dict.fromkeys(lines))))
+        kind = TooLarge if all(problem["type"] == "too_long" for problem in problems) else Invalid
+        return answer(kind("\n".join(dict.fromkeys(lines))))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:

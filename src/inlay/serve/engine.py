@@ -238,6 +238,8 @@ class Engine:
         served = self.shelf.claim(model)
         try:
             codec, examples = read(served)
+            if codec.form == "labels":
+                self._check_rows(sum(len(example.texts) for example in examples))  # before choices are cut into tokens
             yield Request(served, codec, self._cut(codec, examples, deadline), client, deadline)
         except BaseException:
             self.shelf.release(served)
@@ -254,11 +256,7 @@ class Engine:
     def _queued(self, request: Request, hold: Hold) -> Future[Any]:
         """Into the queue, at the places that are held for it."""
         rows = request.rows()
-        if len(rows) > self.limits.rows:
-            raise TooLarge(
-                f"the inputs are {len(rows):,} rows for the host (choices and windows of long contexts are rows too), "
-                f"and this server takes {self.limits.rows:,} at once."
-            )
+        self._check_rows(len(rows))
         with self.changed:
             self.check_open()
             if self.rows - hold.rows + len(rows) > self.limits.rows:
@@ -269,6 +267,13 @@ class Engine:
             self.batcher.add(request.client, rows)
             self.changed.notify_all()
         return request.future
+
+    def _check_rows(self, rows: int) -> None:
+        if rows > self.limits.rows:
+            raise TooLarge(
+                f"the inputs are {rows:,} rows for the host (choices and windows of long contexts are rows too), "
+                f"and this server takes {self.limits.rows:,} at once."
+            )
 
     def _left(self, request: Request, rows: int) -> None:
         """A request has its answer, or nobody wants one any more."""

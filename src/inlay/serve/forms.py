@@ -1,18 +1,45 @@
-"""The bodies of requests and answers, as /openapi.json describes them."""
+"""The bodies of requests and answers, as /openapi.json describes them.
+
+A body of a megabyte can be wrong in half a million places, and to say them all would take half a minute in which nobody
+else is answered. So a list is read up to the first thing that is wrong in it, and only a few unknown names are told.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+MEMBERS = 1000
+"""That a request may name."""
+MOST = 1 << 15
+"""Inputs of a request, whatever limit a server has for rows."""
+AT_MOST = 5
+"""This many unknown names are told."""
+
+
+def _not_too_many(given: Any) -> Any:
+    """Pydantic counts the entries of an object when it has looked at all of them."""
+    if isinstance(given, dict) and len(given) > MEMBERS:
+        raise ValueError(f"it names {len(given):,} members, and {MEMBERS:,} are allowed")
+    return given
 
 
 class Form(BaseModel):
     """A request's body: nothing that is not known."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_unknown(cls, given: Any) -> Any:
+        """The names that are known, and as many others as are told."""
+        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
+            return given
+        unknown = [name for name in given if name not in cls.model_fields]
+        return {name: given[name] for name in (*(given.keys() & cls.model_fields.keys()), *unknown[:AT_MOST])}
 
 
 class InputForm(Form):
@@ -22,9 +49,9 @@ class InputForm(Form):
     """The text; of a question in a context the question."""
     pair: str | None = None
     """The second text; of a question its context."""
-    choices: list[str] | None = None
+    choices: Texts | None = None
     """What to choose from."""
-    words: list[str] | None = None
+    words: Texts | None = None
     """The words of a text, to be tagged."""
     row: dict[str, Any] | None = None
     """A row with the columns that the model was trained on, instead of all of these."""
@@ -38,7 +65,7 @@ class ClassifyForm(Form):
 
     model: Name
     """A model of GET /v1/models."""
-    inputs: list[Input] = Field(min_length=1)
+    inputs: Annotated[list[Input], Field(fail_fast=True)] = Field(min_length=1, max_length=MOST)
     """Texts, or objects for pairs, choices, words and rows."""
 
 
@@ -49,16 +76,18 @@ class ExplainForm(Form):
     """A fusion."""
     input: Input
     """One input, as /v1/classify takes several."""
-    off: list[Name] = Field(default_factory=list, max_length=1000)
+    off: Annotated[list[Name], Field(fail_fast=True)] = Field(default_factory=list, max_length=MEMBERS)
     """Members to switch off."""
-    pin: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict, max_length=1000)
+    pin: Annotated[dict[str, Annotated[float, Field(ge=0, le=1)]], BeforeValidator(_not_too_many)] = Field(
+        default_factory=dict, max_length=MEMBERS
+    )
     """Members and the weights to pin them to; the others share the rest."""
 
 
 class PredictForm(Form):
     """POST /predict, as text-embeddings-inference has it, where two texts in a list are a pair."""
 
-    inputs: str | list[str] | list[list[str]]
+    inputs: str | Texts | Annotated[list[Texts], Field(fail_fast=True)]
     """A text; a list of one text or of the two of a pair; or a list of such lists."""
     model: Name | None = None
     """Which model, where there are several."""
@@ -73,7 +102,7 @@ class CompletionForm(Form):
 
     model: Name
     """A model whose host writes, or the host itself."""
-    prompt: str | list[str]
+    prompt: str | Texts
     """What to go on from."""
     max_tokens: int = Field(default=16, ge=1)
     """The most tokens of a text."""

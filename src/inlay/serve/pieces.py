@@ -48,11 +48,17 @@ class Piece:
     """The members that a fusion names."""
     joint: str | None = None
     """Which task of a joint run it is."""
+    allowed: Callable[[Path], bool] = Path.is_dir
+    """Whether a folder may be opened: for what a request loaded only those below the server's root."""
 
     def again(self) -> Piece:
         """What lies there now."""
-        run = run_at(self.folder if self.joint is None else f"{self.folder}:{self.joint}")
-        return replace(_inlay(self.folder) if run is None else _run(run), name=self.name)
+        if self.joint is None:
+            return piece_at(self.folder, self.name, self.allowed)
+        run = run_at(f"{self.folder}:{self.joint}")
+        if run is None:
+            raise CheckpointError(f"{self.folder} is no run any more.")
+        return replace(_run(run), name=self.name)
 
     @property
     def mark(self) -> tuple[Any, ...]:
@@ -173,12 +179,15 @@ def _run_of(view: View, cell: str) -> Run:
 def piece_at(folder: Path, name: str | None = None, allowed: Callable[[Path], bool] = Path.is_dir) -> Piece:
     """The run or inlay of one folder, under its own or another name.
 
-    allowed: whether a folder beside it may be opened, where the members of a fusion may be.
+    allowed: whether a folder may be opened; it is asked about those beside it too, where a fusion's members may be.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder. Give a run, or an inlay.")
-    run = run_at(folder)
-    return _renamed(_inlay(folder, allowed) if run is None else _run(run.of_one_task()), name, False)
+    if not allowed(folder):
+        raise CheckpointError(f"{folder} leads out of the server's root folder, or something in it does.")
+    is_run = (folder / RECORD).is_file()  # not `run_at`: what precedes a colon in its name may lead elsewhere
+    piece = _run(Run(folder).of_one_task()) if is_run else _inlay(folder, allowed)
+    return replace(_renamed(piece, name, False), allowed=allowed)
 
 
 def _run(run: Run) -> Piece:

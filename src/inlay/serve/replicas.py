@@ -35,6 +35,7 @@ from inlay.serve.keys import Keys
 from inlay.serve.limits import Limits
 from inlay.serve.logs import LOG, log_to
 from inlay.serve.pieces import Piece, common_host, piece_at, pieces_of, split_name
+from inlay.serve.roots import inside
 from inlay.serve.server import LOCAL, Reloading, check_bind, is_local
 from inlay.studies.engines.ray import join, set_environment
 
@@ -116,8 +117,9 @@ class Together(Alone):
 
     names_requests = False  # Ray's proxy does
 
-    def __init__(self, engine: Engine, catalogue: Any, name: str) -> None:
+    def __init__(self, engine: Engine, catalogue: Any, name: str, root: Path | None = None) -> None:
         super().__init__(engine)
+        self.may_open = Path.is_dir if root is None else inside(root)
         self.catalogue, self.name, self.version = catalogue, name, 0
         self.lock = threading.Lock()
         """Held while something is changed here and noted there, so that both have the same order."""
@@ -174,7 +176,7 @@ class Together(Alone):
                 with suppress(NotFound):
                     self.engine.unload(name)
             elif model is None or str(model.piece.folder) != folder or model.piece_mark != model.piece.mark:
-                self.engine.put(piece_at(Path(folder), name))
+                self.engine.put(piece_at(Path(folder), name, self.may_open))
         except (InlayError, OSError) as error:
             LOG.error("not followed", extra={"model": name, "reason": str(error)})
 
@@ -219,7 +221,7 @@ class Replica:
             order.paths, order.host, limits=order.limits, allowed=order.allowed, threads=order.threads
         )
         catalogue = ray.get_actor(CATALOGUE, namespace=APP)
-        self.together = Together(self.engine, catalogue, name)
+        self.together = Together(self.engine, catalogue, name, order.root)
         self.order = order
         self.reloading = Reloading(self.engine, order.reload) if order.reload is not None else None
         if self.reloading is not None:

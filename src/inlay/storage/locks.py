@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -62,7 +63,16 @@ def _lock_folder() -> Path | None:
 
 
 def _temporary_folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"inlay-{_user()}"
+    """Ours alone: everybody can make a folder of this name there, and put links in it in place of our locks."""
+    folder = Path(tempfile.gettempdir()) / f"inlay-{_user()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if hasattr(os, "getuid"):
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionError(errno.EPERM, "it belongs to somebody else", str(folder))
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    return folder
 
 
 def _user() -> str:

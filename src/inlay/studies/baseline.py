@@ -111,9 +111,9 @@ class _Embedder:
     """Texts as the mean of the host's last hidden states."""
 
     def __init__(self, name: str, max_length: int) -> None:
-        host = transformers.AutoModel.from_pretrained(name, dtype=torch.float32)
+        host = transformers.AutoModel.from_pretrained(name, dtype=torch.float32, trust_remote_code=False)
         self.host = (host.get_encoder() if host.config.is_encoder_decoder else host).eval()
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.max_length = longest_input(host.config, self.tokenizer, max_length)

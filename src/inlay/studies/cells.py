@@ -18,7 +18,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from inlay.errors import CheckpointError, ConfigError
 from inlay.runs.record import signed
@@ -32,6 +34,103 @@ PART, PARTS = "part.json", "parts"
 LARGEST_RESULT = 32 << 20
 Result = dict[str, Any]
 """What cell.json holds."""
+Word = Annotated[str, Field(pattern=r"^\w")]
+"""Of what tables write as it is: a spreadsheet takes what begins with another sign for a formula."""
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Scores = dict[Word, Number | None]
+
+
+class StudyFacts(BaseModel):
+    """What study.json holds."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: int
+    study: dict[str, Any]
+    hosts: dict[str, str]
+    """The digest of each host."""
+    rows: dict[str, str]
+    """… of each task's rows."""
+    code: int = 1
+
+    @field_validator("study")
+    @classmethod
+    def _named(cls, study: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(study.get("name"), str):
+            raise ValueError("it has no name")
+        return study
+
+
+class TaskFacts(BaseModel):
+    """What a result says of its task, as far as tables read it."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+    kind: str
+    metrics: list[str] = Field(min_length=1)
+
+
+class Attention(BaseModel):
+    """What a fusion listens to: of each member its share at each place."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    members: list[str]
+    places: dict[str, list[float]]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Attention:
+        if any(len(shares) != len(self.members) for shares in self.places.values()):
+            raise ValueError("each place has to have a share of each member")
+        return self
+
+
+class KnownFacts(BaseModel):
+    """The form of what tables, figures and pages read in a result, which may be anybody's."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    identity: dict[str, Any]
+    work: str
+    task: TaskFacts
+    rows: dict[str, int]
+    judged: str
+    scores: Scores = Field(min_length=1)
+    validation: Scores
+    selected: Number | None
+    trained_parameters: int
+    host_parameters: int
+    seconds: Number
+    judged_sha256: str | None = None
+    right: str | list[int] | list[float] | None = None
+    said: str | list[int] | list[float] | None = None
+    points: list[float] | None = None
+    loss: Number | None = None
+    costs: dict[str, int] | None = None
+    stored_bytes: int | None = None
+    host_bytes: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    best_step: int | None = None
+    whole_seconds: Number | None = None
+    rows_per_second: Number | None = None
+    resumed: bool | None = None
+    peak_megabytes: Number | None = None
+    notes: list[str] | None = None
+    versions: dict[str, str] | None = None
+    history: list[Annotated[list[Number | None], Field(min_length=3, max_length=3)]] | None = None
+    point: dict[Word, Number | str] | None = None
+    attention: Attention | None = None
+    seen_before: dict[str, int] | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> KnownFacts:
+        if not {"train", self.judged} <= self.rows.keys():
+            raise ValueError(f"rows has no number of the rows of train and {self.judged}")
+        if (self.right is None) != (self.said is None) or len(self.right or ()) != len(self.said or ()):
+            raise ValueError("right and said have to be of the same rows")
+        return self
 
 
 @dataclass(frozen=True)
@@ -83,7 +182,10 @@ class StudyFolder:
             raise CheckpointError(f"{file} is cut or altered: its content does not match its sha256.")
         if found.get("format") != FORMAT:
             raise CheckpointError(f"{file} has format {found.get('format')!r}; this version of Inlay reads {FORMAT}.")
-        return found
+        try:
+            return StudyFacts.model_validate(found).model_dump()
+        except ValidationError as error:
+            raise CheckpointError(f"{file} is not that of a study: {_listed(error)}.") from None
 
     # one cell
 
@@ -134,7 +236,10 @@ class StudyFolder:
             if file.is_file():
                 raise
             return None  # another runner has just forgiven it
-        return Failure(int(found["tries"]), str(found["error"]), bool(found["final"]))
+        try:
+            return Failure(int(found["tries"]), str(found["error"]), bool(found["final"]))
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{file} does not say how a cell broke. Delete it to run the cell again.") from None
 
     def failures(self) -> set[str]:
         """The cells that broke at least once."""
@@ -183,19 +288,27 @@ class StudyFolder:
 
     def joint_of(self, name: str) -> str | None:
         """The joint cell that a cell is one task of; None: it was trained by itself."""
-        file = self.cells / name / PART
-        return str(read_json(file)["cell"]) if file.is_file() else None
+        part = self._part(name)
+        return None if part is None else part[0]
 
     def note_part(self, name: str, whole: str, task: str) -> None:
         write_whole(self.cells / name / PART, as_json({"cell": whole, "task": task}) + "\n")
 
     def place(self, name: str) -> Path:
         """The run of a cell, or the inlay of one task of a joint one."""
+        part = self._part(name)
+        return self.cells / name if part is None else self.cells / part[0] / "inlays" / part[1]
+
+    def _part(self, name: str) -> tuple[str, str] | None:
+        """The joint cell of which a cell is a part, and its task there; both are also names of folders."""
         file = self.cells / name / PART
         if not file.is_file():
-            return self.cells / name
+            return None
         found = read_json(file)
-        return self.cells / found["cell"] / "inlays" / found["task"]
+        part = (found.get("cell"), found.get("task")) if isinstance(found, dict) else ()
+        if not part or not all(isinstance(one, str) and Path(one).name == one and one.strip(".") for one in part):
+            raise CheckpointError(f"{file} does not say of which joint cell and task it is. Delete {file.parent}.")
+        return str(part[0]), str(part[1])
 
     def host_of(self, names: Sequence[str]) -> str | None:
         """The host that joint training left, where these cells are tasks of it."""
@@ -220,7 +333,15 @@ def read_result(content: bytes, file: Path, name: str) -> Result:
             raise ValueError(f"it is not the result of the cell {name}")
         if found.get("sha256") != digest_of(found):
             raise ValueError("its content does not match its sha256")
+        KnownFacts.model_validate(found)
+    except ValidationError as error:
+        raise CheckpointError(f"{file} is not the result of a cell: {_listed(error)}.") from None
     except (ValueError, RecursionError) as error:
         what = f"the folder {file.parent}" if file.name == RESULT else "it"
         raise CheckpointError(f"{file} is cut or altered: {error}. Delete {what} to run the cell again.") from None
     return found
+
+
+def _listed(error: ValidationError) -> str:
+    """What is wrong with a file, the first things of it."""
+    return "; ".join(f"{'.'.join(map(str, e['loc'][:3]))}: {e['msg']}" for e in error.errors()[:5])

@@ -255,13 +255,14 @@ def study_names() -> tuple[str, ...]:
 
 def mistakes(study: Study) -> list[str]:
     """A sentence for each thing in the file that has no meaning."""
-    found = _names(study) + _settings(study) + _row_numbers(study)
+    found = wrong_names(study) + _settings(study) + _row_numbers(study)
     found = found or _stages(study)  # what a cycle is made of needs names that are known
     found = found or [told for way in study.ways for told in _way(study, way)]
     return list(dict.fromkeys(found))
 
 
-def _names(study: Study) -> list[str]:
+def wrong_names(study: Study) -> list[str]:
+    """Names that cannot be names, and those of things that the study does not have."""
     found = []
     for what, names in (("host", study.hosts), ("task", study.tasks), ("way", study.ways), ("group", study.groups)):
         found += [

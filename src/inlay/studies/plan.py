@@ -12,8 +12,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from inlay.studies.cells import FORMAT, Failure, Result, StudyFolder
-from inlay.studies.file import Study
+from inlay.errors import CheckpointError
+from inlay.studies.cells import FORMAT, STUDY, Failure, Result, StudyFolder
+from inlay.studies.file import Study, wrong_names
 from inlay.studies.identity import CODE, all_digests, cell_name, host_digest, rows_digest
 from inlay.studies.ways import Draft, Slot, drafts, slots_of
 
@@ -80,7 +81,12 @@ class Plan:
     def opened(cls, folder: StudyFolder) -> Plan:
         """The plan that a study's folder was begun with."""
         facts = folder.facts()
-        return cls(Study(**facts["study"]), facts["hosts"], facts["rows"], facts.get("code", 1))
+        study, problems = Study(**facts["study"]), list[str]()
+        for what, named, digests in (("host", study.hosts, facts["hosts"]), ("task", study.tasks, facts["rows"])):
+            problems += [f"{what} {name!r} has no digest." for name in named if name not in digests]
+        if problems := wrong_names(study) + problems:
+            raise CheckpointError("\n".join((f"{folder.folder / STUDY} is not whole:", *problems)))
+        return cls(study, facts["hosts"], facts["rows"], facts["code"])
 
     def facts(self) -> dict[str, Any]:
         """As study.json holds it."""

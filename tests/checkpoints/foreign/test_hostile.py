@@ -74,6 +74,22 @@ def test_a_pickle_that_grows_when_it_is_opened(tmp_path: Path) -> None:
     refused(folder, "not plain floating-point", pickled=True)
 
 
+@pytest.mark.parametrize("name", [None, "archive/data.pkl", "archive/DATA.PKL"])
+def test_a_pickle_that_asks_for_memory_alone(name: str | None, tmp_path: Path) -> None:
+    """`weights_only` makes a bytearray of any size, which is filled with zeros; this one has 256 MB."""
+    folder = copied("bert/seq_bn_bin", tmp_path)
+    file, content = folder / "pytorch_adapter.bin", b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x10\x85R."
+    if name is None:
+        file.write_bytes(content)
+    else:
+        with zipfile.ZipFile(file) as archive:
+            parts = {part: archive.read(part) for part in archive.namelist() if not part.endswith("data.pkl")}
+        with zipfile.ZipFile(file, "w") as archive:
+            for part, held in {**parts, name: content}.items():
+                archive.writestr(part, held)
+    refused(folder, "it holds a bytearray", pickled=True)
+
+
 def test_a_config_gets_no_more_memory_than_its_file_has_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ Nothing here trusts a file. A `.bin` is a pickle: it is opened only when the use
 
 from __future__ import annotations
 
+import mmap
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -115,13 +116,22 @@ def _opened(file: Path, read: Callable[[Path], Any]) -> Any:
 
 
 def _unpickled(file: Path) -> Any:
-    """torch writes its archives uncompressed: a member larger than the archive means a decompression bomb."""
+    """torch writes its archives uncompressed: a member larger than the archive means a decompression bomb.
+
+    Of all that `weights_only` allows, a bytearray alone takes and fills as much memory as it says.
+    """
     with file.open("rb") as stream:
-        archived = stream.read(2) == b"PK"
-    if archived:
-        with zipfile.ZipFile(file) as archive:
-            if sum(part.file_size for part in archive.infolist()) > file.stat().st_size:
-                raise ValueError("it is compressed")
+        if stream.read(2) == b"PK":
+            with zipfile.ZipFile(stream) as archive:
+                parts = archive.infolist()
+                if sum(part.file_size for part in parts) > file.stat().st_size:
+                    raise ValueError("it is compressed")
+                pickled = [archive.read(part) for part in parts if part.filename.lower().endswith(".pkl")]
+        else:
+            with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+                pickled = [b"bytearray"] if whole.find(b"bytearray") >= 0 else []
+    if any(b"bytearray" in part for part in pickled):
+        raise ValueError("it holds a bytearray, which no file of tensors needs")
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
