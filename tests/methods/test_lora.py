@@ -339,3 +339,13 @@ def test_a_tied_weight_is_not_folded() -> None:
     with pytest.raises(inlay.SetupError, match="tied, transformer.wte and lm_head share it"):
         inlay.fold(host, "a")
     assert all(torch.equal(host.state_dict()[k], v) for k, v in before.items())
+
+
+def test_the_words_of_peft_are_answered_with_ours() -> None:
+    with pytest.raises(inlay.ConfigError) as told:
+        inlay.LoRA(r=8, lora_alpha=16, target_modules=["q_proj"], lora_dropout=0.1)
+    assert [line.rpartition("Did you mean ")[2] for line in str(told.value).splitlines()] == [
+        "'rank'?", "'alpha'?", "'targets'?", "'dropout'?",
+    ]  # fmt: skip
+    with pytest.raises(inlay.ConfigError, match=r"no projection 'v_proj'. Did you mean 'v'\?"):
+        inlay.add(classifier(), "a", inlay.LoRA(targets=("v_proj",)))
