@@ -120,12 +120,13 @@ def _usage(error: click.ClickException) -> str:
     if isinstance(error, NO_WORDS):
         return error.format_message()
     context = getattr(error, "ctx", None)
+    usage = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n\n" if context is not None else ""
+    said = error.format_message()
     if isinstance(error, click.NoSuchOption) and context is not None:
         here = ELSEWHERE.get(error.option_name.lstrip("-").replace("-", "_"))
-        flags = [param.opts[0] for param in context.command.params if param.name == here]
-        error.possibilities = flags or error.possibilities
-    usage = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n\n" if context is not None else ""
-    return f"{usage}Error: {error.format_message()}"
+        flag = next((param.opts[0] for param in context.command.params if param.name == here), None)
+        said = said if flag is None else f"No such option '{error.option_name}'. Did you mean '{flag}'?"
+    return f"{usage}Error: {said}"
 
 
 def _leave(message: str, code: int, debug: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,7 +55,7 @@ def _shares(chosen: list[Inlay], weights: Sequence[float] | None) -> list[float]
 
 def _differences(one: Inlay, other: Inlay) -> list[str]:
     """Where two inlays are not of one kind: a method's single settings, else the whole of it."""
-    pairs = [("method", one.method.kind, other.method.kind)]
+    pairs: list[tuple[str, Any, Any]] = [("method", one.method.kind, other.method.kind)]
     if one.method.kind == other.method.kind:
         theirs = other.method.describe()
         pairs = [(name, said, theirs.get(name)) for name, said in one.method.describe().items()]

@@ -76,7 +76,7 @@ def _add(model: nn.Module, place: Place, part: LowRankChange) -> None:
 
 def _replace(model: PreTrainedModel, place: Place, part: nn.Module) -> None:
     """Let the host have a bias, a norm or a head of the inlay's as its own, in the dtype of what was there."""
-    module = model.get_submodule(place.module)
+    module: Any = model.get_submodule(place.module)
     if isinstance(part, Bias):
         with torch.no_grad():
             module.bias.add_(part.bias)
