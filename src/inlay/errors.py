@@ -64,10 +64,31 @@ class Problems:
             raise ConfigError("\n".join(self.found))
 
 
+ELSEWHERE = {
+    # transformers
+    "learning_rate": "lr", "num_train_epochs": "epochs", "num_epochs": "epochs", "lr_scheduler_type": "schedule",
+    "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size", "max_seq_length": "max_length",
+    "gradient_accumulation_steps": "accumulate", "warmup_ratio": "warmup", "warmup_steps": "warmup",
+    "max_grad_norm": "clip", "label_smoothing_factor": "label_smoothing", "adam_epsilon": "eps",
+    "eval_steps": "eval_every", "save_steps": "save_every", "metric_for_best_model": "select", "bf16": "precision",
+    "fp16": "precision", "report_to": "trackers", "output_dir": "out", "model": "host", "model_name": "host",
+    "model_name_or_path": "host", "base_model": "host", "num_beams": "beams", "num_labels": "labels",
+    # peft
+    "r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "targets",
+    "use_rslora": "rank_stabilised", "rank_pattern": "ranks", "alpha_pattern": "alphas",
+    "num_virtual_tokens": "length", "query": "q", "key": "k", "value": "v", "q_proj": "q", "k_proj": "k",
+    "v_proj": "v", "o_proj": "o", "c_attn": "qkv",
+    # adapters
+    "reduction_factor": "reduction", "bottleneck_size": "size", "non_linearity": "activation", "phm_dim": "n",
+    "prefix_length": "length", "prompt_length": "length",
+}  # fmt: skip
+"""What other libraries call a setting or a place → what it is called here."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """ " Did you mean 'x'?", or the known words when none is near."""
-    known = sorted(known)
-    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    known = sorted(set(known))
+    close = [here] if (here := ELSEWHERE.get(word)) in known else get_close_matches(word, known, n=1, cutoff=0.6)
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(known) or 'none'}."

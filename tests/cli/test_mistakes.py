@@ -212,3 +212,31 @@ def test_a_setting_that_is_a_number_or_a_word_takes_both_as_a_flag(there, mistak
     told = mistake(*words, "annealed")
     assert "alpha" not in told, told
     assert "is not a built-in task" in told
+
+
+def test_without_a_verb_there_is_the_help_and_nothing_before_it(inlay_cli):
+    assert inlay_cli(code=2).stderr == inlay_cli("--help").stdout
+    assert inlay_cli("study", code=2).stderr == inlay_cli("study", "--help").stdout
+
+
+def test_what_a_group_of_verbs_does_is_not_cut_off(inlay_cli):
+    assert "..." not in inlay_cli("study", "--help").stdout.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--learning-rate", "--lr"),
+        ("--num-train-epochs", "--epochs"),
+        ("--per-device-train-batch-size", "--batch-size"),
+        ("--model-name-or-path", "--host"),
+    ],
+)
+def test_a_flag_of_another_library_is_answered_with_ours(inlay_cli, theirs, ours):
+    said = inlay_cli("train", theirs, "1", code=2).stderr
+    assert ours in said.partition("No such option")[2]
+
+
+def test_a_setting_of_another_library_is_answered_with_ours(place, inlay_cli):
+    (place / "theirs.yaml").write_text("learning_rate: 1e-4\nhost: bert\ntask: rte\nout: new\n")
+    assert "'learning_rate'. Did you mean 'lr'?" in inlay_cli("train", "--config", "theirs.yaml", code=2).stderr

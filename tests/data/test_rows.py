@@ -48,6 +48,7 @@ def test_every_format_gives_the_same_rows(tmp_path):
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "\xe9"}\n', "line 3: byte 0xe9 is not UTF-8"),
         ("a.csv", "text,label\na,b\nc\n", "line 3: 1 fields where the header has 2"),
         ("a.csv", "text,label\na,b,c\n", "line 2: 3 fields where the header has 2"),
+        ("a.csv", "text;label\na, b;c\n", "It seems to be separated by ';': a .csv has commas, a .tsv tabs"),
         ("a.csv", "text,label\n", "is empty"),
         ("a.csv", 'text,label\n"a"b,c\n', "line 2"),
         ("a.jsonl.gz", b"no gzip", "cannot be read"),

@@ -213,6 +213,12 @@ def test_wrong_columns_and_labels_name_the_nearest(tmp_path, given, message):
         prepare(Data(train_file=write(tmp_path / "t.jsonl", some(20)), **given))
 
 
+def test_a_column_that_no_row_has_is_named_once(tmp_path):
+    with pytest.raises(DataError) as told:
+        prepare(Data(train_file=write(tmp_path / "t.jsonl", some(20)), text="{txt}!", labels=("x", "y")))
+    assert str(told.value).count("no column 'txt'") == 1
+
+
 def test_a_label_only_in_the_validation_rows_is_refused_with_its_line(tmp_path):
     files = {
         "train_file": write(tmp_path / "t.jsonl", some(20)),

@@ -57,6 +57,75 @@ def test_fold_and_unfold(family: str, targets: tuple[str, ...]) -> None:
     assert torch.equal(logits(host), wanted)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_folded_for_good_it_is_a_model_of_transformers_alone(family: str, tmp_path: Path) -> None:
+    host = classifier(family)
+    config = host.config
+    inlay.add(host, "other", inlay.Pfeiffer(size=4))
+    head = inlay.Head(labels=("x", "y", "z"))
+    bias = "targets" if any(".bias" in path for path, _ in host.base_model.named_parameters()) else "none"
+    inlay.add(host, "a", inlay.LoRA(rank=2, targets=ROLES, bias=bias), head=head, norms=True)
+    shake(host, "a")
+    inlay.activate(host, "a")
+    wanted = logits(host)
+    inlay.fold(host, "a", for_good=True)
+    assert not hasattr(host, "inlays")
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in host.modules())
+    torch.testing.assert_close(logits(host), wanted, atol=1e-5, rtol=1e-4)
+    assert host.config.num_labels == 3
+    assert host.config.id2label == {0: "x", 1: "y", 2: "z"}
+    assert config.num_labels == 2  # that of whoever made the host
+    host.save_pretrained(tmp_path)
+    alone = type(host).from_pretrained(tmp_path)
+    assert torch.equal(logits(alone.eval()), logits(host))
+    assert alone.config.label2id == {"x": 0, "y": 1, "z": 2}
+    inlay.add(host, "next", inlay.Pfeiffer(size=4))
+    inlay.strip(host)
+    assert host.config.num_labels == 3
+
+
+def test_folded_for_good_with_every_bias_and_norm() -> None:
+    host = classifier()
+    config, trains = host.config, [p.requires_grad for p in host.parameters()]
+    inlay.add(host, "a", inlay.LoRA(rank=2, bias="all"), norms=True)
+    shake(host, "a")
+    inlay.activate(host, "a")
+    wanted = logits(host)
+    inlay.fold(host, "a", for_good=True)
+    torch.testing.assert_close(logits(host), wanted, atol=1e-5, rtol=1e-4)
+    assert host.config is config
+    assert [p.requires_grad for p in host.parameters()] == trains
+
+
+def test_folded_for_good_keeps_the_dtypes_of_the_host() -> None:
+    host = classifier().bfloat16()
+    inlay.add(host, "a", inlay.LoRA(rank=2, bias="targets"), norms=True, head=inlay.Head(labels=2))
+    inlay.train(host, "a")  # in single precision
+    shake(host, "a")
+    inlay.fold(host.eval(), "a", for_good=True)
+    assert {parameter.dtype for parameter in host.parameters()} == {torch.bfloat16}
+    assert logits(host).dtype == torch.bfloat16
+
+
+def test_what_cannot_be_the_hosts_own_is_not_folded_for_good() -> None:
+    host = classifier()
+    inlay.add(host, "pools", inlay.LoRA(rank=2), head=inlay.Head(labels=2, pooling="mean"))
+    before = {k: v.clone() for k, v in host.state_dict().items()}
+    with pytest.raises(inlay.SetupError, match="BertForSequenceClassification cannot have this head for good"):
+        inlay.fold(host, "pools", for_good=True)
+    assert all(torch.equal(host.state_dict()[k], v) for k, v in before.items())
+    llama = classifier("llama")
+    inlay.add(llama, "biased", inlay.LoRA(rank=2, bias="targets"))
+    with pytest.raises(inlay.SetupError, match="has no bias that it could be added to"):
+        inlay.fold(llama, "biased", for_good=True)
+    tied = hf.GPT2LMHeadModel(
+        hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, pad_token_id=0, bos_token_id=2, eos_token_id=1)
+    )
+    inlay.add(tied, "words", inlay.LoRA(rank=2), head=inlay.Head())
+    with pytest.raises(inlay.SetupError, match="cannot be replaced: its weight is tied"):
+        inlay.fold(tied, "words", for_good=True)
+
+
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
 def test_unfold_is_exact_in_bfloat16(family: str) -> None:
     host = classifier(family).bfloat16()
@@ -270,3 +339,13 @@ def test_a_tied_weight_is_not_folded() -> None:
     with pytest.raises(inlay.SetupError, match="tied, transformer.wte and lm_head share it"):
         inlay.fold(host, "a")
     assert all(torch.equal(host.state_dict()[k], v) for k, v in before.items())
+
+
+def test_the_words_of_peft_are_answered_with_ours() -> None:
+    with pytest.raises(inlay.ConfigError) as told:
+        inlay.LoRA(r=8, lora_alpha=16, target_modules=["q_proj"], lora_dropout=0.1)
+    assert [line.rpartition("Did you mean ")[2] for line in str(told.value).splitlines()] == [
+        "'rank'?", "'alpha'?", "'targets'?", "'dropout'?",
+    ]  # fmt: skip
+    with pytest.raises(inlay.ConfigError, match=r"no projection 'v_proj'. Did you mean 'v'\?"):
+        inlay.add(classifier(), "a", inlay.LoRA(targets=("v_proj",)))

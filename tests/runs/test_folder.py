@@ -34,6 +34,18 @@ def test_new_configs_have_new_names(tmp_path):
         Settings(host="bert", out=tmp_path, train=tmp_path / "t.jsonl")
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_whether_validation_rows_are_used_is_read_from_a_file(tmp_path, used):
+    said = {"host": "bert", "task": "rte", "data_dir": str(tmp_path), "out": str(tmp_path / "run"), "validation": used}
+    said |= {} if used else {"patience": 0}
+    run = Run(tmp_path / "run")
+    run.folder.mkdir()
+    run.write_config(Settings(**said).model_dump(mode="json", exclude_none=True))
+    settings = Settings(**merged(run.folder / "config.yaml", {}) | {"out": tmp_path / "again"})
+    assert settings.validation is used
+    assert settings.validation_file is None
+
+
 def test_a_run_in_use_is_refused_at_once_also_within_one_process(tmp_path):
     with Run(tmp_path / "run").locked(fresh=True):
         code = f"""

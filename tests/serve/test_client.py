@@ -26,6 +26,14 @@ def test_a_client_answers_what_the_engine_does(url, engine):
             client.delete("b")
 
 
+@pytest.mark.parametrize("alone", ["good w1", {"text": "good w1"}])
+def test_one_input_is_not_taken_for_several(url, engine, alone):
+    with Client(url) as client, pytest.raises(ServeError, match="inputs is a list of them, got"):
+        client.classify("a", alone)
+    with pytest.raises(ServeError, match="inputs is a list of them, got"):
+        engine.classify("a", alone)
+
+
 def test_many_asynchronous_clients_at_once(url, engine):
     wanted = engine.classify("a", ["good w1"])
 

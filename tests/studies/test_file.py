@@ -321,6 +321,14 @@ def test_plan_and_diff_by_command(here, finished, tmp_path, capsys):
     assert len(facts["cells_done_and_not_used"]) == 2 + 4 + 2
     main(["study", "diff", out, str(file)])
     assert "10 cells stay valid" in capsys.readouterr().out
+    ways = {name: dict(way) for name, way in FILE["ways"].items()} | {"more": {"method": "lora"}}
+    ways["source"]["options"] = {"size": 2}
+    file.write_text(yaml.safe_dump(said | {"ways": ways}, sort_keys=False))
+    main(["study", "diff", out, str(file), "--json"])
+    assert json.loads(capsys.readouterr().out)["changed"] == [
+        "ways.source.settings.options.size: 4 → 2",
+        "ways.more: nothing → {'settings': {'method': 'lora'}}",
+    ]
 
 
 def test_a_cell_that_is_broken_by_chance_is_tried_again(here, tmp_path, monkeypatch):

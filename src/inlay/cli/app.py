@@ -8,11 +8,12 @@ import re
 import sys
 import traceback
 from importlib import import_module
+from typing import Any
 
 import click
 
 from inlay.cli.names import as_flags
-from inlay.errors import InlayError, nearest
+from inlay.errors import ELSEWHERE, InlayError, nearest
 from inlay.storage.files import is_full
 from inlay.storage.plain_text import printable
 
@@ -36,6 +37,8 @@ VERBS = {
     "demo": "Train, fuse and compare on real data, within minutes.",
 }
 """Verb → one line; the command is `command` in the module of that name here."""
+NO_WORDS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""How newer versions of click say that no verb was given; its message is the help."""
 
 
 class Verbs(click.Group):
@@ -114,9 +117,16 @@ def _verb(given: list[str]) -> click.Command | None:
 
 def _usage(error: click.ClickException) -> str:
     """What click says of a mistake in the words: the usage first, where it knows the verb."""
+    if isinstance(error, NO_WORDS):
+        return error.format_message()
     context = getattr(error, "ctx", None)
     usage = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n\n" if context is not None else ""
-    return f"{usage}Error: {error.format_message()}"
+    said = error.format_message()
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        here = ELSEWHERE.get(error.option_name.lstrip("-").replace("-", "_"))
+        flag = next((param.opts[0] for param in context.command.params if param.name == here), None)
+        said = said if flag is None else f"No such option '{error.option_name}'. Did you mean '{flag}'?"
+    return f"{usage}Error: {said}"
 
 
 def _leave(message: str, code: int, debug: bool) -> None:

@@ -348,3 +348,5 @@ command = click.Group(
         ),
     ],
 )  # fmt: skip
+for each in command.commands.values():
+    each.short_help = each.help  # click cuts it off otherwise

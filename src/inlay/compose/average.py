@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,8 @@ def average(host: nn.Module, names: Sequence[str], *, name: str, weights: Sequen
             raise SetupError(f"only plain inlays have a mean: {reason}")
         if other.method != first.method or other.head != first.head or other.norms != first.norms:
             raise SetupError(
-                f"{first.name!r} and {other.name!r} differ in method, head or norms, so their weights have no mean."
+                f"{first.name!r} and {other.name!r} differ in {', '.join(_differences(first, other))}, so their "
+                f"weights have no mean. inlay.Average is the mean of what inlays of any method compute."
             )
     mean = copy.deepcopy(first)
     mean.name = name
@@ -49,3 +51,13 @@ def _shares(chosen: list[Inlay], weights: Sequence[float] | None) -> list[float]
     if len(given) != len(chosen) or not 0 < sum(given) < float("inf") or min(given) < 0:
         raise ConfigError(f"average needs {len(chosen)} weights of at least 0 that do not all vanish, got {given}")
     return [w / sum(given) for w in given]
+
+
+def _differences(one: Inlay, other: Inlay) -> list[str]:
+    """Where two inlays are not of one kind: a method's single settings, else the whole of it."""
+    pairs: list[tuple[str, Any, Any]] = [("method", one.method.kind, other.method.kind)]
+    if one.method.kind == other.method.kind:
+        theirs = other.method.describe()
+        pairs = [(name, said, theirs.get(name)) for name, said in one.method.describe().items()]
+    found = [f"{name} ({said!r} and {theirs!r})" for name, said, theirs in pairs if said != theirs]
+    return found + [name for name in ("head", "norms") if getattr(one, name) != getattr(other, name)]

@@ -25,6 +25,7 @@ from inlay.errors import nearest
 
 Row = dict[str, Any]
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
+OTHER_SEPARATORS = (";", "\t", "|")
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
@@ -198,7 +199,9 @@ def _separated(text: str, source: str, delimiter: str) -> Table:
             if (twice := _twice(header)) is not None:
                 raise DataError(f"{source}, line {line}: the column {twice!r} is there twice. Rename one of them.")
         elif len(cells) != len(header):
-            raise DataError(f"{source}, line {line}: {len(cells)} fields where the header has {len(header)}.")
+            other = next((mark for mark in OTHER_SEPARATORS if len(header) == 1 and mark in header[0]), None)
+            hint = f" It seems to be separated by {other!r}: a .csv has commas, a .tsv tabs." if other else ""
+            raise DataError(f"{source}, line {line}: {len(cells)} fields where the header has {len(header)}.{hint}")
         else:
             rows.append(dict(zip(header, cells, strict=True)))
             lines.append(line)

@@ -158,7 +158,7 @@ def _examples_of(task: Task, tables: dict[str, Table], few: bool = False) -> lis
         except DataError as error:
             problems.append(str(error))
     if problems:
-        raise DataError("\n".join(problems))
+        raise DataError("\n".join(dict.fromkeys(problems)))  # held-out rows lack what the others lack
     return made
 
 

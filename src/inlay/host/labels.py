@@ -60,6 +60,11 @@ class Labels:
             self._say(self.count, self.names, self.numbers, self.problem)
             self.others = False
 
+    def keep(self) -> None:
+        """What the host shows is its own from now on: it has the active head for good."""
+        vars(self.host).pop(SAVE, None)
+        self.others = False
+
     def _say(
         self, count: int | None, names: dict[int, str] | None, numbers: dict[str, int] | None, problem: str | None
     ) -> None:

@@ -311,7 +311,9 @@ def inlay_in(path: Path) -> Path:
 
 def with_new_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings from a file, under the names that they have now."""
-    return {OLD_NAMES.get(name, name): value for name, value in settings.items()}
+    return {
+        name if isinstance(value, bool) else OLD_NAMES.get(name, name): value for name, value in settings.items()
+    }  # `validation` is a setting again, of whether and not of where
 
 
 def versions() -> dict[str, str]:

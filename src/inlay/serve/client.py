@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import httpx2 as httpx
 
-from inlay.serve.errors import ServeError
+from inlay.serve.errors import ServeError, check_several
 
 T = TypeVar("T")
 AGAIN = (429, 503)
@@ -57,6 +57,7 @@ class _Asking:
         raise AssertionError("the last try returns or raises")
 
     def _classify(self, model: str, inputs: Sequence[Any]) -> Asked:
+        check_several(inputs)
         return self._asked("POST", "/v1/classify", {"model": model, "inputs": list(inputs)})
 
     def _explain(self, model: str, given: Any, off: Sequence[str], pin: Mapping[str, float] | None) -> Asked:

@@ -33,7 +33,16 @@ from inlay.host.plan import Plan
 from inlay.host.verbs import inlays_of
 from inlay.runs.allowed import Allowed
 from inlay.serve.batcher import Batcher
-from inlay.serve.errors import DeadlineExceeded, Gone, Invalid, Overloaded, ServeError, TooLarge, Unavailable
+from inlay.serve.errors import (
+    DeadlineExceeded,
+    Gone,
+    Invalid,
+    Overloaded,
+    ServeError,
+    TooLarge,
+    Unavailable,
+    check_several,
+)
 from inlay.serve.explain import explained, look_inside
 from inlay.serve.inputs import read_inputs
 from inlay.serve.limits import Limits
@@ -149,6 +158,7 @@ class Engine:
         self, model: str, inputs: Sequence[Any], *, client: str = "", timeout: float | None = None
     ) -> Future[list[Any]]:
         """The same without waiting for it. A future that is cancelled costs nothing more."""
+        check_several(inputs)
         with self.room_for(len(inputs)) as hold:
             return self.enter(hold, model, inputs, client=client, timeout=timeout)
 

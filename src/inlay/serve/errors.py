@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from inlay.errors import InlayError
 from inlay.storage.plain_text import printable
@@ -116,3 +116,9 @@ def public_text(error: object) -> str:
 def _last(path: str) -> str:
     """The name at the end of a path."""
     return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+
+
+def check_several(inputs: object) -> None:
+    """Refuse one input where a list is meant: a text would be read letter by letter, an object name by name."""
+    if isinstance(inputs, str | bytes | Mapping):
+        raise Invalid(f"inputs is a list of them, got {type(inputs).__name__}: put the input into one, as in [input].")
