@@ -131,7 +131,7 @@ class Longer:
         if self.by_row is None:
             return both
         at = torch.arange(self.ahead + self.tokens, device=own.device).expand(own.shape[0], -1)
-        start = self.by_row[:, None]
+        start = self.by_row.to(own.device)[:, None]
         index = torch.where(
             at < start, at, torch.where(at < start + self.tokens, self.ahead + at - start, self.ahead - 1)
         )
@@ -145,7 +145,7 @@ class Longer:
             mask = torch.ones(own.shape[0], self.tokens, dtype=torch.long, device=own.device)
         if self.by_row is None:
             return self.join(mask.new_ones(mask.shape[0], self.ahead), mask)
-        real = torch.arange(self.ahead, device=mask.device) < self.by_row[:, None]
+        real = torch.arange(self.ahead, device=mask.device) < self.by_row.to(mask.device)[:, None]
         return self.join(real.to(mask.dtype), mask)
 
     def cut(self, x: Any) -> Any:
@@ -155,7 +155,7 @@ class Longer:
                 return x
             if self.by_row is None:
                 return x[:, self.ahead :]
-            index = self.by_row[:, None] + torch.arange(self.tokens, device=x.device)
+            index = self.by_row.to(x.device)[:, None] + torch.arange(self.tokens, device=x.device)
             return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
         if isinstance(x, dict):  # a ModelOutput
             for name in list(x.keys()):
