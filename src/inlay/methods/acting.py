@@ -173,7 +173,12 @@ def in_dtype_of(module: nn.Module, x: Tensor) -> Tensor:
     Under autocast x stays as it is, because autocast casts by itself; so it does for a module without parameters.
     """
     parameter = next(module.parameters(), x)
-    return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
+    return x if x.dtype == parameter.dtype or autocasts(x.device) else x.to(parameter.dtype)
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast acts on a device; some, such as meta, have none, and torch refuses to be asked about them."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def check_mask(mask: object) -> None:

@@ -41,7 +41,7 @@ from transformers.activations import ACT2FN
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError, nearest
-from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, in_dtype_of, read, spread, upcast
+from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, autocasts, in_dtype_of, read, spread, upcast
 from inlay.methods.base import BottleneckForm, Method, register
 
 
@@ -58,7 +58,7 @@ class Block:
     down_bias: Tensor  # (count·b,)
 
     def act(self, x: Tensor) -> Tensor:  # (…, D_x) -> (…, count, b)
-        if not torch.is_autocast_enabled(x.device.type):
+        if not autocasts(x.device):
             x = x.to(self.down.dtype)  # members need not be as the fusion
         return ACT2FN[self.activation](F.linear(x, self.down, self.down_bias)).unflatten(-1, (self.count, self.size))
 
@@ -100,8 +100,7 @@ def pack(forms: Sequence[BottleneckForm | None], width: int, like: Tensor) -> Pa
 
 def in_single_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Where autocast would round: not within this block."""
-    device = like.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(like.device.type, enabled=False) if autocasts(like.device) else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -446,8 +445,7 @@ class Fused:
             return make()
         state = tuple(trace_of(where[name]) for where, name in tensors)
         if self._kept.get(what, (None,))[0] != state:
-            like = self.layer.key.weight.device.type
-            with torch.inference_mode(False), torch.no_grad(), torch.autocast(like, enabled=False):
+            with torch.inference_mode(False), torch.no_grad(), in_single_precision(self.layer.key.weight):
                 self._kept[what] = state, make()
         return self._kept[what][1]
 
