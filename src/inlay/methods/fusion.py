@@ -346,7 +346,7 @@ class Subset(Draw):
         """The members in this step's order, of which the first take part; empty before the first step."""
 
     def draw(self) -> None:
-        self.order = tuple(self.members[n] for n in torch.randperm(len(self.members)).tolist())
+        self.order = tuple(self.members[n] for n in torch.randperm(len(self.members), device="cpu").tolist())
 
     def leaves_out(self, pinned: Mapping[str, float]) -> frozenset[str]:
         """The members that do not take part. Those with a fixed weight always do: the subset is of the others."""
