@@ -47,7 +47,7 @@ class InFront:
         if self.rows is None:
             return torch.cat([_front(module, x, mask) for module in self.parts[0]], 1)
         found = []
-        *index, back = self._index(x.device)
+        *index, back, _ = self._index(x.device)
         for modules, at in zip(self.parts, index, strict=True):
             own = x.unflatten(0, (len(back), -1))[at].flatten(0, 1)
             real = None if mask is None else mask.unflatten(0, (len(back), -1))[at].flatten(0, 1)
@@ -69,8 +69,7 @@ class InFront:
         """P of every row (B,); None where all have the same."""
         if self.rows is None or len(set(self.lengths)) == 1:
             return None
-        lengths = torch.tensor([self.lengths[at] for at in self.rows], device=x.device)
-        return lengths.repeat_interleave(x.shape[0] // len(self.rows))
+        return self._index(x.device)[-1].repeat_interleave(x.shape[0] // len(self.rows))
 
     def visible(self, x: Tensor) -> Tensor | None:
         """Which columns of the fronts a row really has (B, P); None: all."""
@@ -78,7 +77,10 @@ class InFront:
         return None if lengths is None else torch.arange(self.longest, device=x.device) < lengths[:, None]
 
     def _index(self, device: torch.device) -> list[Tensor]:
-        """The parts of the batch that have each front, and the way back to the batch's order."""
+        """The parts of the batch that have each front, the way back to the batch's order, and each part's length.
+
+        Made once for each device: a GPU waits for every list that is sent to it.
+        """
         if torch.compiler.is_compiling():
             return self._fresh(device)
         if device not in self.kept:
@@ -91,7 +93,8 @@ class InFront:
         index = [[row for row, mine in enumerate(self.rows) if mine == at] for at in range(len(self.parts))]
         order = [row for rows in index for row in rows]
         back = sorted(range(len(order)), key=order.__getitem__)
-        return [torch.tensor(rows, device=device) for rows in (*index, back)]
+        lengths = [self.lengths[at] for at in self.rows]
+        return [torch.tensor(each, device=device) for each in (*index, back, lengths)]
 
 
 def _front(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:

@@ -27,9 +27,9 @@ Shapes: x (…, D_x), z (…, D), scores (…, N).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -225,6 +225,8 @@ class Choose:
     dropout: float = 0.0
     pinned: Mapping[int, float] | None = None
     """Column to weight; 0 is off. The others share the rest."""
+    kept: dict[Hashable, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+    """The pinned weights and which columns have one, as tensors; a GPU waits for every list that is sent to it."""
 
     def __call__(self, scores: Tensor) -> Tensor:
         if self.temperature != 1.0:
@@ -233,13 +235,26 @@ class Choose:
             scores = F.dropout(scores, self.dropout)
         if not self.pinned:
             return scores.softmax(-1)
-        columns = range(scores.shape[-1])
-        fixed = torch.tensor([self.pinned.get(n, 0.0) for n in columns], dtype=scores.dtype, device=scores.device)
-        if len(self.pinned) == len(columns):
+        fixed, is_fixed = self._columns(self.pinned, scores)
+        if len(self.pinned) == scores.shape[-1]:
             return fixed.expand_as(scores)
-        is_fixed = torch.tensor([n in self.pinned for n in columns], device=scores.device)
         free = scores.masked_fill(is_fixed, float("-inf")).softmax(-1)
         return free * (1 - fixed.sum()) + fixed
+
+    def _columns(self, pinned: Mapping[int, float], scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight of each column, 0 where it has none, and whether it has one."""
+        members, like = range(scores.shape[-1]), {"device": scores.device}
+        made = lambda: (
+            torch.tensor([pinned.get(n, 0.0) for n in members], dtype=scores.dtype, **like),
+            torch.tensor([n in pinned for n in members], **like),
+        )
+        if torch.compiler.is_compiling():
+            return made()
+        key = (scores.device, scores.dtype, len(members), *sorted(pinned.items()))
+        if key not in self.kept:
+            with torch.inference_mode(False):
+                self.kept[key] = made()
+        return self.kept[key]
 
 
 @register("fusion")
@@ -379,6 +394,7 @@ class Fused:
         self._theirs = [at for member in self.members if member is not None for at in tensors_of(member[0])]
         self._mine = tensors_of(self.layer)
         self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._pinned: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
         inputs: dict[tuple[Reads, bool], Tensor] = {}
@@ -396,7 +412,8 @@ class Fused:
         columns = {self.names[chosen[n]]: column for column, n in enumerate(packed.order)}
         pinned = {columns[name]: weight for name, weight in self.pinned.items() if name in columns}
         dropout = self.method.dropout if self.layer.training else 0.0
-        change, weights = self.layer(x, given, packed, made, Choose(self.method.temperature, dropout, pinned))
+        choose = Choose(self.method.temperature, dropout, pinned, self._pinned)
+        change, weights = self.layer(x, given, packed, made, choose)
         if self.record is not None:
             self.record.append(weights.detach()[..., [columns[name] for name in self.names]])
         return h + spread(change.to(h.dtype), self.place)
