@@ -129,6 +129,81 @@ def test_a_host_with_packed_weights_acts_as_the_whole_one(name: str) -> None:
     torch.testing.assert_close(logits(packed), logits(whole), atol=0, rtol=0)
 
 
+class Coded(Tensor):
+    """A weight as torchao keeps it: a floating-point tensor of a class of its own, which can do little."""
+
+    codes: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, dtype: torch.dtype) -> Coded:
+        return Tensor._make_wrapper_subclass(cls, codes.shape, dtype=dtype, device=codes.device)  # type: ignore[attr-defined]
+
+    def __init__(self, codes: Tensor, dtype: torch.dtype) -> None:
+        self.codes = codes
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is nn.functional.linear:
+            x, weight, *bias = args
+            return nn.functional.linear(x, weight.codes.to(x.dtype) / 127, *bias)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return Coded(args[0].codes, args[0].dtype)
+        raise NotImplementedError(f"Coded has no {function}")
+
+
+def coded(host: hf.PreTrainedModel, *, head: bool = False) -> hf.PreTrainedModel:
+    for name, module in host.named_modules():
+        if type(module) is nn.Linear and (head or name != "lm_head"):
+            codes = Coded((module.weight.detach() * 127).round().to(torch.int8), module.weight.dtype)
+            module.weight = nn.Parameter(codes, requires_grad=False)
+    return host
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", METHODS)
+def test_an_inlay_of_a_host_with_coded_weights_trains_and_is_kept(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    host = coded(writer().to(dtype))
+    before = logits(host)
+    inlay.add(host, "a", METHODS[name])
+    shake(host, "a", std=0.1)
+    inlay.train(host, "a")
+    host(**batch(), labels=batch()["input_ids"]).loss.backward()
+    assert all(p.grad is not None for p in host.inlays["a"].parameters())
+    after = logits(host.eval())
+    assert not torch.equal(after, before)
+    inlay.save(host, "a", tmp_path / "a")
+    inlay.load(host, tmp_path / "a", name="again")
+    inlay.train(host, "again")
+    assert torch.equal(logits(host.eval()), after) or dtype == torch.bfloat16
+
+
+def test_what_would_change_coded_weights_is_refused() -> None:
+    host = coded(writer(), head=True)
+    inlay.add(host, "a", inlay.LoRA(rank=2))
+    with pytest.raises(inlay.SetupError, match=r"cannot be folded: its weight is quantised \(Coded"):
+        inlay.fold(host, "a")
+    with pytest.raises(
+        inlay.SetupError, match=r"said changes the host's weights, and those .* are quantised: layers\.0"
+    ):
+        inlay.add(host, "s", inlay.SAID(d=10))
+    with pytest.raises(inlay.ConfigError, match="the head of this LlamaForCausalLM is quantised"):
+        inlay.add(host, "h", inlay.LoRA(rank=2), head=inlay.Head())
+
+
+def test_packed_weights_are_not_changed_by_half() -> None:
+    """SAID would have moved the norms and embeddings alone."""
+    host = writer()
+    host.model.layers[0].mlp.down_proj = Packed(host.model.layers[0].mlp.down_proj)
+    with pytest.raises(inlay.SetupError, match=r"quantised: layers\.0\.mlp\.down_proj\.weight\. Load it without"):
+        inlay.add(host, "s", inlay.SAID(d=10))
+
+
 def test_a_host_that_was_quantised_before() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from inlay.anatomy.places import Place
 from inlay.errors import SetupError
+from inlay.host.offload import quantised
 from inlay.host.registry import Folded, id_of
 from inlay.host.verbs import bare, inlays_of
 from inlay.methods.lora import LoRA, LowRankChange, part_rows
@@ -54,8 +55,9 @@ def _check_foldable(model: nn.Module, place: Place) -> None:
     weight: Any = model.get_submodule(place.module).weight
     if weight.is_meta:
         raise SetupError(f"{place.id} cannot be folded: its weight is elsewhere until the host runs (offloaded).")
-    if not weight.is_floating_point() or weight.dtype.itemsize < 2:
-        raise SetupError(f"{place.id} cannot be folded: its weight is quantised ({weight.dtype}).")
+    if quantised(weight):
+        kept = f"{type(weight).__name__}, {weight.dtype}"
+        raise SetupError(f"{place.id} cannot be folded: its weight is quantised ({kept}).")
     owners = [name for name, m in model.named_modules() if any(p is weight for p in m._parameters.values())]
     if len(owners) > 1:
         raise SetupError(f"{place.id} cannot be folded: its weight is tied, {' and '.join(owners)} share it.")
