@@ -231,4 +231,4 @@ def moved_positions(inputs: dict[str, Any], by: int | Tensor, base: nn.Module) -
     if kind == "opt" and mask is not None:  # counts real tokens
         return (mask.cumsum(1) * mask - 1).long()[:, seen:] + by
     first = seen + (padding + 1 if padding is not None else 0)
-    return torch.arange(first, first + like.shape[1], device=like.device)[None] + by
+    return (torch.arange(like.shape[1], device=like.device) + first)[None] + by  # a static cache's length is a tensor
