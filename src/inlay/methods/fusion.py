@@ -35,6 +35,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
@@ -393,7 +394,7 @@ class Fused:
         """While somebody looks inside (`recording`): the weights (…, N) of every call."""
         self._theirs = [at for member in self.members if member is not None for at in tensors_of(member[0])]
         self._mine = tensors_of(self.layer)
-        self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._kept: dict[str, tuple[tuple[Any, ...], Any, list[StorageWeakRef]]] = {}
         self._pinned: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
@@ -463,8 +464,12 @@ class Fused:
         state = tuple(trace_of(where[name]) for where, name in tensors)
         if self._kept.get(what, (None,))[0] != state:
             with torch.inference_mode(False), torch.no_grad(), in_single_precision(self.layer.key.weight):
-                self._kept[what] = state, make()
+                self._kept[what] = state, make(), [StorageWeakRef(t.untyped_storage()) for t in _those_of(tensors)]
         return self._kept[what][1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles make theirs anew."""
+        return vars(self) | {"_kept": {}, "_pinned": {}}
 
 
 @contextmanager
@@ -491,11 +496,20 @@ def tensors_of(module: nn.Module) -> list[Where]:
 
 def may_learn(tensors: list[Where]) -> bool:
     """Whether an optimizer may change one of these tensors, now or between two evaluations."""
-    return any(t.requires_grad for where, name in tensors if (t := where[name]) is not None)
+    return any(tensor.requires_grad for tensor in _those_of(tensors))
+
+
+def _those_of(tensors: list[Where]) -> Iterator[Tensor]:
+    return (tensor for where, name in tensors if (tensor := where[name]) is not None)
 
 
 def trace_of(tensor: Tensor | None) -> tuple[Any, ...]:
-    """What tells that a tensor has been replaced or written to."""
+    """What tells that a tensor has been replaced or written to.
+
+    Objects and memory that were let go are used again, on GPUs at once, so neither says that the numbers are the same.
+    The address of a storage does as long as somebody has a weak reference to it, which keeps no numbers.
+    """
     if tensor is None:
         return ()
-    return id(tensor), tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.dtype
+    version = None if tensor.is_inference() else tensor._version
+    return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.dtype
