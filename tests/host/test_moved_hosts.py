@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 import transformers as hf
 from accelerate import cpu_offload
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
 import inlay
 from tests.hosts import CONFIGS, batch, classifier, logits, shake, shaken
@@ -335,3 +338,30 @@ def test_a_prompt_on_a_decoder_compiles_without_complaints(training: bool, caplo
         torch.testing.assert_close(compiled, host(**batch()).logits)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """Of this process alone, which then has every piece."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_what_tensor_parallel_processes_have_in_pieces_is_left_alone(process_group: None) -> None:
+    host = writer()
+    mesh = init_device_mesh("cpu", (1,))
+    split = [m for m in (*host.model.layers.modules(), host.lm_head) if type(m) is nn.Linear]
+    for module in split:
+        module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh), requires_grad=False)
+    host._tp_size = 2
+    refused = "is split among processes .tensor parallelism.*open the host without a tp_plan"
+    for name in ("lora", "ia3", "prefix"):
+        with pytest.raises(inlay.SetupError, match=refused):
+            inlay.add(host, name, METHODS[name])
+    with pytest.raises(inlay.SetupError, match=refused):
+        inlay.add(host, "s", inlay.SAID(d=10))
+    for name in ("pfeiffer", "compacter", "prompt"):
+        inlay.add(host, name, METHODS[name])
+    with pytest.raises(inlay.ConfigError, match="each process has a piece, so it cannot be copied"):
+        inlay.add(host, "h", METHODS["pfeiffer"], head=inlay.Head())

@@ -31,7 +31,7 @@ from inlay.anatomy.modules import last_linear
 from inlay.anatomy.survey import Anatomy
 from inlay.config import Config
 from inlay.errors import ConfigError
-from inlay.host.offload import present, quantised
+from inlay.host.offload import in_pieces, present, quantised
 from inlay.methods.acting import check_mask
 from inlay.methods.bottleneck import known_activation
 
@@ -187,10 +187,16 @@ def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str,
                 f"Leave labels out to copy the host's own head, or use AutoModelForSequenceClassification."
             )
     if head.pooling is None:
-        if any(quantised(weight) for path in anatomy.head for weight in host.get_submodule(path).parameters()):
+        weights = [weight for path in anatomy.head for weight in host.get_submodule(path).parameters()]
+        if any(map(quantised, weights)):
             raise ConfigError(
                 f"the head of this {kind} is quantised, so that a copy of it cannot learn. Give the inlay a head that "
                 f"pools by itself, Head(pooling=…), or leave the host's head out of the quantisation."
+            )
+        if any(map(in_pieces, weights)):
+            raise ConfigError(
+                f"of the head of this {kind} each process has a piece, so it cannot be copied. Give the inlay a head "
+                f"that pools by itself, Head(pooling=…); with FSDP, set inlays in before the host is sharded."
             )
         copies = [bare_copy(host.get_submodule(path)) for path in anatomy.head]
         if head.names is not None:

@@ -244,14 +244,14 @@ class Choose:
 
     def _columns(self, pinned: Mapping[int, float], scores: Tensor) -> tuple[Tensor, Tensor]:
         """The weight of each column, 0 where it has none, and whether it has one."""
-        members, like = range(scores.shape[-1]), {"device": scores.device}
+        members, device = range(scores.shape[-1]), scores.device
         made = lambda: (
-            torch.tensor([pinned.get(n, 0.0) for n in members], dtype=scores.dtype, **like),
-            torch.tensor([n in pinned for n in members], **like),
+            torch.tensor([pinned.get(n, 0.0) for n in members], dtype=scores.dtype, device=device),
+            torch.tensor([n in pinned for n in members], device=device),
         )
         if torch.compiler.is_compiling():
             return made()
-        key = (scores.device, scores.dtype, len(members), *sorted(pinned.items()))
+        key = (device, scores.dtype, len(members), *sorted(pinned.items()))
         if key not in self.kept:
             with torch.inference_mode(False):
                 self.kept[key] = made()
