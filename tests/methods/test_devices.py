@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -17,8 +18,9 @@ from inlay.host.heads import PooledHead
 from inlay.host.keys import Front, Segment, attend
 from inlay.host.steps import PooledStandIn
 from inlay.methods.acting import Seen
+from inlay.methods.mixture import Gate
 from inlay.methods.said import Direction
-from tests.hosts import classifier, logits
+from tests.hosts import batch, classifier, logits
 
 SHARING = [
     inlay.Compacter(size=4), inlay.PHM(size=4, share_rule=True, learn_rule=False), inlay.PAL(size=4, heads=2, bias=True),
@@ -109,6 +111,33 @@ def test_a_head_on_another_device_pools_there() -> None:
     head = PooledHead(4, 2, inlay.Head(labels=2, pooling="mean")).to(ELSEWHERE)
     seen = Seen((), hidden=torch.empty(2, 5, 4, device=NEAR), mask=torch.ones(2, 5, dtype=torch.long, device=NEAR))
     assert str(PooledStandIn(head)(torch.empty(2, 3, device=ELSEWHERE), seen).device) == ELSEWHERE
+
+
+@pytest.mark.parametrize("kind", ["fusion", "mixture"])
+def test_a_penalty_is_one_number_though_layers_are_on_several_devices(kind: str) -> None:
+    host = classifier()
+    host.bert.embeddings.to(ELSEWHERE)
+    host.bert.encoder.layer[0].to(ELSEWHERE)
+    gated = inlay.Mixture(inlay.Pfeiffer(size=4), routing="learned")
+    for name, method in {"a": inlay.Pfeiffer(size=4), "b": inlay.Pfeiffer(size=4), "mixture": gated}.items():
+        inlay.add(host, name, method)
+    inlay.add_fusion(host, "fusion", ["a", "b"])
+    inlay.activate(host, kind)
+    for module in host.inlays["mixture"].modules():
+        if isinstance(module, Gate):
+            module.balance.put(module.linear.weight.sum())  # as a pass leaves it
+    assert str(inlay.penalty(host).device) == ELSEWHERE
+
+
+def test_a_penalty_is_here_though_the_host_is_elsewhere() -> None:
+    host = classifier()
+    cpu_offload(host, execution_device=torch.device("cpu"))
+    for name in "ab":
+        inlay.add(host, name, inlay.Pfeiffer(size=4))
+    inlay.add_fusion(host, "f", ["a", "b"])
+    for setup in ("a", "f"):
+        inlay.train(host, setup)
+        (host(**batch()).logits.sum() + inlay.penalty(host)).backward()
 
 
 # devices without autocast

@@ -7,7 +7,7 @@ modules, so that a module is registered once, in its inlay, however many setups 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
@@ -194,6 +194,11 @@ def check_mask(mask: object) -> None:
 def upcast(tensor: Tensor) -> Tensor:
     """In single precision, or in more where it has more: for sums that half precision would round away."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def side_by_side(numbers: Sequence[Tensor]) -> Tensor:
+    """Single numbers as a vector, on the device of the first: the layers that they are of may be on several."""
+    return torch.stack([number.to(numbers[0].device) for number in numbers])
 
 
 def shared_linear(x: Tensor, linear: nn.Linear) -> Tensor:

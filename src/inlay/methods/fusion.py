@@ -42,7 +42,19 @@ from transformers.activations import ACT2FN
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError, nearest
-from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, autocasts, in_dtype_of, read, spread, upcast
+from inlay.methods.acting import (
+    Draw,
+    Reads,
+    Seen,
+    Spot,
+    Step,
+    autocasts,
+    in_dtype_of,
+    read,
+    side_by_side,
+    spread,
+    upcast,
+)
 from inlay.methods.base import BottleneckForm, Method, register
 
 
@@ -330,7 +342,7 @@ class Fusion(Method):
         layers = [part for part in parts if isinstance(part, FusionLayer)]
         if not (self.value and self.strength and layers):
             return None
-        return self.strength * torch.stack([layer.penalty() for layer in layers]).sum()
+        return self.strength * side_by_side([layer.penalty() for layer in layers]).sum()
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError
-from inlay.methods.acting import Draw, PerThread, Reads, Spot, Step, upcast
+from inlay.methods.acting import Draw, PerThread, Reads, Spot, Step, side_by_side, upcast
 from inlay.methods.base import Method, method_from, register
 
 Routing = Literal["merged", "random", "first", "learned"]
@@ -242,7 +242,7 @@ class Mixture(Method):
             choice.gate.balance.value for part in parts for choice in alternatives(part) if choice.gate is not None
         ]
         noted = [balance for balance in found if balance is not None]
-        return self.balance * torch.stack(noted).sum() if noted else None
+        return self.balance * side_by_side(noted).sum() if noted else None
 
     def watch(self, inlay: nn.Module, real: Any) -> None:
         for choice in alternatives(inlay):
