@@ -14,6 +14,7 @@ import transformers as hf
 from accelerate import cpu_offload
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import inlay
@@ -365,3 +366,26 @@ def test_what_tensor_parallel_processes_have_in_pieces_is_left_alone(process_gro
         inlay.add(host, name, METHODS[name])
     with pytest.raises(inlay.ConfigError, match="each process has a piece, so it cannot be copied"):
         inlay.add(host, "h", METHODS["pfeiffer"], head=inlay.Head())
+
+
+def test_a_half_precision_host_is_told_to_train_before_it_is_sharded(process_group: None) -> None:
+    """Afterwards the pieces stay in half precision, where steps are lost."""
+    host = classifier().bfloat16()
+    inlay.add(host, "a", inlay.Pfeiffer(size=4))
+    inlay.add(host, "b", inlay.Pfeiffer(size=4))
+    inlay.train(host, "b")
+    mesh = init_device_mesh("cpu", (1,))
+    for part in (*host.bert.encoder.layer, host):
+        fully_shard(part, mesh=mesh)
+    for more in ({}, {"host_too": True}):
+        with pytest.raises(inlay.SetupError, match="torch.bfloat16, has to be float32.*inlay.train before the host is"):
+            inlay.train(host, "a" if not more else "b", **more)
+        assert inlay.active(host) == "b"
+    inlay.train(host, "a", keep_dtype=True)
+    inlay.train(host, "b")
+    before = [p.full_tensor().clone() for p in host.inlays["b"].parameters()]
+    host(**batch()).logits.float().square().sum().backward()
+    torch.optim.SGD([p for p in host.parameters() if p.requires_grad], lr=1e-4).step()
+    assert any(
+        not torch.equal(p.full_tensor(), old) for p, old in zip(host.inlays["b"].parameters(), before, strict=True)
+    )
