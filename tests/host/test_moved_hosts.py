@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import torch
 import transformers as hf
 from accelerate import cpu_offload
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 import inlay
 from tests.hosts import CONFIGS, batch, classifier, logits, shake, shaken
@@ -127,6 +131,81 @@ def test_a_host_with_packed_weights_acts_as_the_whole_one(name: str) -> None:
         inlay.activate(host, "a")
     assert packed.inlays["a"].tensors().keys() == whole.inlays["a"].tensors().keys()
     torch.testing.assert_close(logits(packed), logits(whole), atol=0, rtol=0)
+
+
+class Coded(Tensor):
+    """A weight as torchao keeps it: a floating-point tensor of a class of its own, which can do little."""
+
+    codes: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, dtype: torch.dtype) -> Coded:
+        return Tensor._make_wrapper_subclass(cls, codes.shape, dtype=dtype, device=codes.device)  # type: ignore[attr-defined]
+
+    def __init__(self, codes: Tensor, dtype: torch.dtype) -> None:
+        self.codes = codes
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is nn.functional.linear:
+            x, weight, *bias = args
+            return nn.functional.linear(x, weight.codes.to(x.dtype) / 127, *bias)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return Coded(args[0].codes, args[0].dtype)
+        raise NotImplementedError(f"Coded has no {function}")
+
+
+def coded(host: hf.PreTrainedModel, *, head: bool = False) -> hf.PreTrainedModel:
+    for name, module in host.named_modules():
+        if type(module) is nn.Linear and (head or name != "lm_head"):
+            codes = Coded((module.weight.detach() * 127).round().to(torch.int8), module.weight.dtype)
+            module.weight = nn.Parameter(codes, requires_grad=False)
+    return host
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", METHODS)
+def test_an_inlay_of_a_host_with_coded_weights_trains_and_is_kept(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    host = coded(writer().to(dtype))
+    before = logits(host)
+    inlay.add(host, "a", METHODS[name])
+    shake(host, "a", std=0.1)
+    inlay.train(host, "a")
+    host(**batch(), labels=batch()["input_ids"]).loss.backward()
+    assert all(p.grad is not None for p in host.inlays["a"].parameters())
+    after = logits(host.eval())
+    assert not torch.equal(after, before)
+    inlay.save(host, "a", tmp_path / "a")
+    inlay.load(host, tmp_path / "a", name="again")
+    inlay.train(host, "again")
+    assert torch.equal(logits(host.eval()), after) or dtype == torch.bfloat16
+
+
+def test_what_would_change_coded_weights_is_refused() -> None:
+    host = coded(writer(), head=True)
+    inlay.add(host, "a", inlay.LoRA(rank=2))
+    with pytest.raises(inlay.SetupError, match=r"cannot be folded: its weight is quantised \(Coded"):
+        inlay.fold(host, "a")
+    with pytest.raises(
+        inlay.SetupError, match=r"said changes the host's weights, and those .* are quantised: layers\.0"
+    ):
+        inlay.add(host, "s", inlay.SAID(d=10))
+    with pytest.raises(inlay.ConfigError, match="the head of this LlamaForCausalLM is quantised"):
+        inlay.add(host, "h", inlay.LoRA(rank=2), head=inlay.Head())
+
+
+def test_packed_weights_are_not_changed_by_half() -> None:
+    """SAID would have moved the norms and embeddings alone."""
+    host = writer()
+    host.model.layers[0].mlp.down_proj = Packed(host.model.layers[0].mlp.down_proj)
+    with pytest.raises(inlay.SetupError, match=r"quantised: layers\.0\.mlp\.down_proj\.weight\. Load it without"):
+        inlay.add(host, "s", inlay.SAID(d=10))
 
 
 def test_a_host_that_was_quantised_before() -> None:
@@ -260,3 +339,53 @@ def test_a_prompt_on_a_decoder_compiles_without_complaints(training: bool, caplo
         torch.testing.assert_close(compiled, host(**batch()).logits)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """Of this process alone, which then has every piece."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_what_tensor_parallel_processes_have_in_pieces_is_left_alone(process_group: None) -> None:
+    host = writer()
+    mesh = init_device_mesh("cpu", (1,))
+    split = [m for m in (*host.model.layers.modules(), host.lm_head) if type(m) is nn.Linear]
+    for module in split:
+        module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh), requires_grad=False)
+    host._tp_size = 2
+    refused = "is split among processes .tensor parallelism.*open the host without a tp_plan"
+    for name in ("lora", "ia3", "prefix"):
+        with pytest.raises(inlay.SetupError, match=refused):
+            inlay.add(host, name, METHODS[name])
+    with pytest.raises(inlay.SetupError, match=refused):
+        inlay.add(host, "s", inlay.SAID(d=10))
+    for name in ("pfeiffer", "compacter", "prompt"):
+        inlay.add(host, name, METHODS[name])
+    with pytest.raises(inlay.ConfigError, match="each process has a piece, so it cannot be copied"):
+        inlay.add(host, "h", METHODS["pfeiffer"], head=inlay.Head())
+
+
+def test_a_half_precision_host_is_told_to_train_before_it_is_sharded(process_group: None) -> None:
+    """Afterwards the pieces stay in half precision, where steps are lost."""
+    host = classifier().bfloat16()
+    inlay.add(host, "a", inlay.Pfeiffer(size=4))
+    inlay.add(host, "b", inlay.Pfeiffer(size=4))
+    inlay.train(host, "b")
+    mesh = init_device_mesh("cpu", (1,))
+    for part in (*host.bert.encoder.layer, host):
+        fully_shard(part, mesh=mesh)
+    for more in ({}, {"host_too": True}):
+        with pytest.raises(inlay.SetupError, match="torch.bfloat16, has to be float32.*inlay.train before the host is"):
+            inlay.train(host, "a" if not more else "b", **more)
+        assert inlay.active(host) == "b"
+    inlay.train(host, "a", keep_dtype=True)
+    inlay.train(host, "b")
+    before = [p.full_tensor().clone() for p in host.inlays["b"].parameters()]
+    host(**batch()).logits.float().square().sum().backward()
+    torch.optim.SGD([p for p in host.parameters() if p.requires_grad], lr=1e-4).step()
+    assert any(
+        not torch.equal(p.full_tensor(), old) for p, old in zip(host.inlays["b"].parameters(), before, strict=True)
+    )

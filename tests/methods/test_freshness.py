@@ -102,6 +102,23 @@ def test_writes_to_frozen_members_are_noticed(write: Callable[[nn.Module], None]
     assert torch.equal(seen, fresh_logits(host, "f"))
 
 
+def test_memory_that_is_used_again_does_not_pass_for_the_same_numbers() -> None:
+    """Weights that are replaced may come to be where others were. On GPUs they do as a rule."""
+    host = classifier()
+    for name in "ab":
+        inlay.add(host, name, inlay.Pfeiffer(size=4))
+        shake(host, name)
+    inlay.add_fusion(host, "f", ["a", "b"])
+    inlay.activate(host, "f")
+    weight = next(host.inlays["a"].parameters())
+    memory = bytearray(4 * weight.numel())
+    for _ in range(3):
+        memory[:] = torch.randn(weight.shape).numpy().tobytes()
+        weight.data = torch.frombuffer(memory, dtype=torch.float32).view(weight.shape)
+        seen = logits(host)
+        assert torch.equal(seen, fresh_logits(host, "f"))
+
+
 def test_what_is_frozen_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from inlay.methods.fusion import FusionLayer
 

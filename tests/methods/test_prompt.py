@@ -202,6 +202,36 @@ def test_under_compile(family: str) -> None:
     torch.testing.assert_close(logits(quick), logits(host), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_static_cache_is_gone_on_with_in_one_graph(family: str) -> None:
+    """As generate does it on GPUs: each step after the first is one compiled graph, which cannot ask for a length."""
+    host = writer(family)
+    for name, length in (("p", 2), ("q", 3)):
+        inlay.add(host, name, inlay.Prompt(length=length))
+        shake(host, name, length)
+    given = {name: tensor.flip(1) for name, tensor in batch(2).items()}
+    how = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    compiled = hf.CompileConfig(fullgraph=True, backend="eager", mode=None)
+    compiled._compile_all_devices = True
+    for setup in ("p", inlay.Rows("p", "q")):
+        inlay.activate(host, setup)
+        wanted = host.generate(**given, **how)
+        static = {"cache_implementation": "static", "compile_config": compiled}
+        assert torch.equal(host.generate(**given, **how, **static), wanted)
+
+
+def test_what_a_training_step_has_put_in_front_is_made_anew() -> None:
+    """Nothing of it may outlast the step, whose weights are others when it is over."""
+    host = writer("llama")
+    inlay.add(host, "p", inlay.Prompt(length=2))
+    inlay.train(host, "p")
+    host(**batch()).logits.sum().backward()
+    assert host.inlays.entry.caught.value.learns
+    logits(host.eval())
+    assert not host.inlays.entry.caught.value.learns
+
+
 def test_what_hooks_leave_outlasts_a_graph_that_breaks() -> None:
     host = classifier("bert")
     inlay.add(host, "a", inlay.Prompt(length=3))

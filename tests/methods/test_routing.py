@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import inlay
+from inlay.host.plan import Slot
 from inlay.methods.mixture import Alternatives, Gate
 from tests.hosts import batch, classifier, logits, shake
 from tests.methods import ways
@@ -155,3 +156,18 @@ def test_bad_settings() -> None:
     inlay.activate(host, inlay.Rows("a", None, "a"))
     with pytest.raises(inlay.SetupError, match="cannot act in Rows"):
         logits(host)
+
+
+def test_a_long_text_in_float16_is_not_infinite() -> None:
+    torch.manual_seed(0)
+    gate = Gate(4, 3, "text")
+    gate.linear.weight.data.normal_(std=1e-2)
+    x = 100 + 100 * torch.rand(2, 1000, 4)  # the sum over tokens is above 65,504
+    mask = torch.ones(2, 1000, dtype=torch.long)
+    gate.real = (Slot(),)
+    gate.real[0].put(mask)
+    maps = torch.nn.ModuleList(torch.nn.Identity() for _ in range(3))
+    exact = gate.route(x, maps)
+    half = gate.half().route(x.half(), maps)
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.float(), exact, atol=0.5, rtol=1e-2)

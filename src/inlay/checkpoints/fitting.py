@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 from inlay.anatomy.modules import ATTRIBUTE
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import CheckpointError
+from inlay.host.offload import in_pieces, quantised
 from inlay.host.registry import Inlay, Inlays
 from inlay.storage.tensor_file import content_digest
 
@@ -48,12 +48,6 @@ def physical_memory() -> int | None:
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def in_pieces(tensor: Tensor) -> bool:
-    """Whether each process has a piece of a tensor, as FSDP2 and tensor parallelism leave it."""
-    distributed = sys.modules.get("torch.distributed.tensor")  # who has never imported it has no such tensors
-    return distributed is not None and isinstance(tensor, distributed.DTensor)
 
 
 def gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -118,7 +112,8 @@ def host_fingerprint(host: PreTrainedModel) -> str | None:
     ]  # fmt: skip
     words = getattr(host.get_input_embeddings(), "weight", None)
     chosen = layers[:2] + layers[len(layers) // 2 :][:2] + layers[-2:] + ([words] if isinstance(words, Tensor) else [])
-    if not chosen or any(w.is_meta or w.dtype not in COMPARED or not w.numel() or in_pieces(w) for w in chosen):
+    plain = lambda w: not (w.is_meta or in_pieces(w) or quantised(w)) and w.dtype in COMPARED and w.numel()
+    if not chosen or not all(map(plain, chosen)):
         return None
     slices = [weight.detach().reshape(-1)[:SLICE].to("cpu", torch.bfloat16) for weight in chosen]
     return content_digest({str(i): part for i, part in enumerate(slices)})

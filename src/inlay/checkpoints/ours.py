@@ -34,7 +34,6 @@ from inlay.checkpoints.fitting import (
     gathered,
     host_mismatches,
     identity,
-    in_pieces,
     member_mismatches,
     misfit,
     names_here,
@@ -44,7 +43,7 @@ from inlay.checkpoints.fitting import (
 from inlay.checkpoints.manifest import CARD, FORMAT, MANIFEST, WEIGHTS, Manifest, manifest_in
 from inlay.errors import CheckpointError, InlayError
 from inlay.host.heads import CHOICE, Head
-from inlay.host.offload import check_here
+from inlay.host.offload import check_here, in_pieces
 from inlay.host.registry import Inlay, Inlays
 from inlay.host.verbs import bare, free_name, inlays_of, registering
 from inlay.methods.base import method_from

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from inlay.anatomy.places import Place
 from inlay.errors import SetupError
 from inlay.host.heads import PooledHead
+from inlay.host.offload import quantised
 from inlay.host.registry import Folded, id_of
 from inlay.host.verbs import bare, inlays_of, strip
 from inlay.methods.bitfit import Bias
@@ -112,8 +113,9 @@ def _check_foldable(model: nn.Module, place: Place) -> None:
     weight = _weight(model, place)
     if weight.is_meta:
         raise SetupError(f"{place.id} cannot be folded: its weight is elsewhere until the host runs (offloaded).")
-    if not weight.is_floating_point() or weight.dtype.itemsize < 2:
-        raise SetupError(f"{place.id} cannot be folded: its weight is quantised ({weight.dtype}).")
+    if quantised(weight):
+        kept = f"{type(weight).__name__}, {weight.dtype}"
+        raise SetupError(f"{place.id} cannot be folded: its weight is quantised ({kept}).")
     if len(owners := _owners(model, weight)) > 1:
         raise SetupError(f"{place.id} cannot be folded: its weight is tied, {' and '.join(owners)} share it.")
 

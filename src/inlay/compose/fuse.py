@@ -13,6 +13,7 @@ from inlay.anatomy.places import Place, in_layers
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, InlayError, NamingError, SetupError
 from inlay.host.heads import Head
+from inlay.host.offload import computes_on
 from inlay.host.registry import Inlay, Inlays
 from inlay.host.setup import names_in
 from inlay.host.verbs import active, bare, free_name, inlays_of
@@ -149,7 +150,7 @@ def _target(inlays: Inlays, members: tuple[str, ...], target: str | None) -> Inl
 def penalty(host: nn.Module) -> Tensor:
     """The active setup's regulariser, to add to the loss in the same step: strength · Σ ‖I − V‖² of its fusions."""
     model = bare(host)
-    total = next(model.parameters()).new_zeros((), dtype=torch.float32)
+    total = torch.zeros((), dtype=torch.float32, device=computes_on(model, next(model.parameters())))
     for name in names_in(active(model)):
         inlay = inlays_of(model)[name]
         own = inlay.method.penalty(inlay.parts.values())

@@ -148,8 +148,7 @@ class Entry(Hooked):
     def _prompt(self, base: nn.Module, plan: Plan, front: InFront, like: Tensor, past: Any) -> None:
         """Run a causal decoder on the tokens in front alone; while a text is generated, on its first step only."""
         known = self.caught.value
-        goes_on = past is not None and past.get_seq_length() > 0 and not torch.is_grad_enabled()
-        if goes_on and known is not None and known.plan is plan:
+        if known is not None and known.plan is plan and not known.learns and _goes_on(past, like):
             return
         weight: Tensor = self.embed.weight  # type: ignore[assignment]
         passes = max([1, *(draw.passes for inlay, draw in plan.draws if inlay.training)])
@@ -226,6 +225,16 @@ def _refuse_replica(module: nn.Module, plan: Plan) -> None:
             "first device. Use one process per device: torchrun, or accelerate launch. The Trainer takes "
             "nn.DataParallel where one process sees several GPUs; CUDA_VISIBLE_DEVICES=0 leaves it one."
         )
+
+
+def _goes_on(past: Any, like: Tensor) -> bool:
+    """Whether a text is gone on with that has begun: the host has a cache, and something is in it."""
+    if past is None or torch.is_grad_enabled():
+        return False
+    length: int | Tensor = past.get_seq_length()
+    if isinstance(length, Tensor) and torch.compiler.is_compiling():  # a static cache's, which no graph can ask for
+        return like.shape[1] == 1
+    return bool(length > 0)
 
 
 def _refuse_cache(past: Any) -> None:

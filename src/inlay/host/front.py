@@ -47,7 +47,7 @@ class InFront:
         if self.rows is None:
             return torch.cat([_front(module, x, mask) for module in self.parts[0]], 1)
         found = []
-        *index, back = self._index(x.device)
+        *index, back, _ = self._index(x.device)
         for modules, at in zip(self.parts, index, strict=True):
             own = x.unflatten(0, (len(back), -1))[at].flatten(0, 1)
             real = None if mask is None else mask.unflatten(0, (len(back), -1))[at].flatten(0, 1)
@@ -69,8 +69,7 @@ class InFront:
         """P of every row (B,); None where all have the same."""
         if self.rows is None or len(set(self.lengths)) == 1:
             return None
-        lengths = torch.tensor([self.lengths[at] for at in self.rows], device=x.device)
-        return lengths.repeat_interleave(x.shape[0] // len(self.rows))
+        return self._index(x.device)[-1].repeat_interleave(x.shape[0] // len(self.rows))
 
     def visible(self, x: Tensor) -> Tensor | None:
         """Which columns of the fronts a row really has (B, P); None: all."""
@@ -78,7 +77,10 @@ class InFront:
         return None if lengths is None else torch.arange(self.longest, device=x.device) < lengths[:, None]
 
     def _index(self, device: torch.device) -> list[Tensor]:
-        """The parts of the batch that have each front, and the way back to the batch's order."""
+        """The parts of the batch that have each front, the way back to the batch's order, and each part's length.
+
+        Made once for each device: a GPU waits for every list that is sent to it.
+        """
         if torch.compiler.is_compiling():
             return self._fresh(device)
         if device not in self.kept:
@@ -91,7 +93,8 @@ class InFront:
         index = [[row for row, mine in enumerate(self.rows) if mine == at] for at in range(len(self.parts))]
         order = [row for rows in index for row in rows]
         back = sorted(range(len(order)), key=order.__getitem__)
-        return [torch.tensor(rows, device=device) for rows in (*index, back)]
+        lengths = [self.lengths[at] for at in self.rows]
+        return [torch.tensor(each, device=device) for each in (*index, back, lengths)]
 
 
 def _front(module: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -131,7 +134,7 @@ class Longer:
         if self.by_row is None:
             return both
         at = torch.arange(self.ahead + self.tokens, device=own.device).expand(own.shape[0], -1)
-        start = self.by_row[:, None]
+        start = self.by_row.to(own.device)[:, None]
         index = torch.where(
             at < start, at, torch.where(at < start + self.tokens, self.ahead + at - start, self.ahead - 1)
         )
@@ -145,7 +148,7 @@ class Longer:
             mask = torch.ones(own.shape[0], self.tokens, dtype=torch.long, device=own.device)
         if self.by_row is None:
             return self.join(mask.new_ones(mask.shape[0], self.ahead), mask)
-        real = torch.arange(self.ahead, device=mask.device) < self.by_row[:, None]
+        real = torch.arange(self.ahead, device=mask.device) < self.by_row.to(mask.device)[:, None]
         return self.join(real.to(mask.dtype), mask)
 
     def cut(self, x: Any) -> Any:
@@ -155,7 +158,7 @@ class Longer:
                 return x
             if self.by_row is None:
                 return x[:, self.ahead :]
-            index = self.by_row[:, None] + torch.arange(self.tokens, device=x.device)
+            index = self.by_row.to(x.device)[:, None] + torch.arange(self.tokens, device=x.device)
             return x[torch.arange(x.shape[0], device=x.device)[:, None], index]
         if isinstance(x, dict):  # a ModelOutput
             for name in list(x.keys()):
@@ -228,4 +231,4 @@ def moved_positions(inputs: dict[str, Any], by: int | Tensor, base: nn.Module) -
     if kind == "opt" and mask is not None:  # counts real tokens
         return (mask.cumsum(1) * mask - 1).long()[:, seen:] + by
     first = seen + (padding + 1 if padding is not None else 0)
-    return torch.arange(first, first + like.shape[1], device=like.device)[None] + by
+    return (torch.arange(like.shape[1], device=like.device) + first)[None] + by  # a static cache's length is a tensor

@@ -31,7 +31,7 @@ from inlay.anatomy.modules import last_linear
 from inlay.anatomy.survey import Anatomy
 from inlay.config import Config
 from inlay.errors import ConfigError
-from inlay.host.offload import present
+from inlay.host.offload import in_pieces, present, quantised
 from inlay.methods.acting import check_mask
 from inlay.methods.bottleneck import known_activation
 
@@ -183,6 +183,17 @@ def build_head(host: PreTrainedModel, anatomy: Anatomy, head: Head) -> dict[str,
     if head.names is not None and (kind.endswith(FIXED) or host.get_output_embeddings() is not None):
         _check_outputs(len(head.names), _last_linear(last, kind)[1].out_features, kind)
     if head.pooling is None:
+        weights = [weight for path in anatomy.head for weight in host.get_submodule(path).parameters()]
+        if any(map(quantised, weights)):
+            raise ConfigError(
+                f"the head of this {kind} is quantised, so that a copy of it cannot learn. Give the inlay a head that "
+                f"pools by itself, Head(pooling=…), or leave the host's head out of the quantisation."
+            )
+        if any(map(in_pieces, weights)):
+            raise ConfigError(
+                f"of the head of this {kind} each process has a piece, so it cannot be copied. Give the inlay a head "
+                f"that pools by itself, Head(pooling=…); with FSDP, set inlays in before the host is sharded."
+            )
         copies = [bare_copy(host.get_submodule(path)) for path in anatomy.head]
         if head.names is not None:
             copies[-1] = _with_outputs(copies[-1], len(head.names), kind)

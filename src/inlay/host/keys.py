@@ -95,7 +95,7 @@ def _mask_in_front(
     rows = mask.shape[2]
     if visible is None:
         return F.pad(mask, (length, 0), value=mask.dtype == torch.bool)
-    columns = visible[:, None, None, :].expand(-1, 1, rows, -1)
+    columns = visible.to(mask.device)[:, None, None, :].expand(-1, 1, rows, -1)
     if mask.dtype != torch.bool:
         columns = torch.zeros_like(columns, dtype=mask.dtype).masked_fill(~columns, torch.finfo(mask.dtype).min)
     mask = mask.expand(columns.shape[0], *mask.shape[1:])

@@ -1,13 +1,18 @@
-"""Hosts whose weights are elsewhere until a module runs: accelerate brings them (device_map="auto", cpu_offload)."""
+"""Hosts whose weights are not simply there.
+
+They are elsewhere until a module runs, and accelerate brings them (device_map="auto", cpu_offload); or they are
+quantised, as whole numbers or as tensors of a class of their own (bitsandbytes, torchao).
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from inlay.errors import SetupError
 
@@ -29,6 +34,18 @@ def computes_on(host: nn.Module, weight: nn.Parameter) -> torch.device:
 def offloaded(host: nn.Module) -> bool:
     """Whether weights of the host are elsewhere."""
     return any(_is_away(module) for module in host.modules())
+
+
+def quantised(weight: Tensor) -> bool:
+    """Whether a weight is kept as something else than the numbers that it stands for."""
+    plain = type(weight) in (nn.Parameter, Tensor) or in_pieces(weight)
+    return not plain or not weight.is_floating_point() or weight.dtype.itemsize < 2
+
+
+def in_pieces(tensor: Tensor) -> bool:
+    """Whether each process has a piece of a tensor, as FSDP2 and tensor parallelism leave it."""
+    distributed = sys.modules.get("torch.distributed.tensor")  # who has never imported it has no such tensors
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
 
 
 def _is_away(module: nn.Module) -> bool:

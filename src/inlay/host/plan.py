@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from inlay.host.front import InFront
@@ -117,6 +118,8 @@ class Prompted:
 
     def __init__(self, plan: Plan, visible: Tensor | None) -> None:
         self.plan, self.visible = plan, visible
+        self.learns = torch.is_grad_enabled()
+        """Whether a training step has made them: the weights are others when it is over."""
         self.found: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self.done = False
 

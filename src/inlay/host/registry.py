@@ -29,7 +29,7 @@ from inlay.host.front_sites import KeySite, TokenSite
 from inlay.host.heads import Head, bare_copy, build_head
 from inlay.host.keys import check_attention, name_attention
 from inlay.host.labels import Labels
-from inlay.host.offload import computes_on, offloaded, present
+from inlay.host.offload import computes_on, in_pieces, offloaded, present, quantised
 from inlay.host.plan import Active, Plan
 from inlay.host.resolve import Resolver, layer_of, member_part
 from inlay.host.setup import Setup, check_setup, names_in
@@ -88,12 +88,15 @@ class Inlay(nn.Module):
         """
         settled: set[nn.Module] = set()
         for place in self.method.places(anatomy):
-            if place.acts == "weights" and offloaded(host):
-                raise SetupError(
-                    f"{self.method.kind} changes the host's weights, and those of this host are elsewhere until it "
-                    f"runs. Load it without offloading."
-                )
+            if place.acts == "weights":
+                _check_changeable(host, self.method.kind)
             like, own = _parameter_near(host, place.module), host.get_submodule(place.module)
+            if _is_shared_out(host, place):
+                raise SetupError(
+                    f"{place.id} is split among processes (tensor parallelism): each has a part of its numbers, of "
+                    f"which {self.method.kind} knows nothing. Bottlenecks, Compacter, PALs and prompts act where all "
+                    f"have the whole; for {self.method.kind}, open the host without a tp_plan."
+                )
             at = device or computes_on(host, like)
             with torch.device(at):
                 part = self.method.build(place, self.shared)
@@ -156,6 +159,29 @@ class Inlay(nn.Module):
         """Go on as an inlay of another method, whose modules it has already."""
         self.method = method
         self.draw = method.make_draw(self.parts)
+
+
+def _is_shared_out(host: PreTrainedModel, place: Place) -> bool:
+    """Whether each process of a tensor-parallel host sees a part of what an inlay would change or copy there."""
+    if (getattr(host, "_tp_size", None) or 1) == 1:
+        return False
+    branch = place.acts == "output" and place.kind.removesuffix(".raw") in ("attention", "ffn")
+    whole = branch or place.acts == "tokens"
+    return not whole and any(map(in_pieces, host.get_submodule(place.module).parameters()))
+
+
+def _check_changeable(host: PreTrainedModel, kind: str) -> None:
+    """Refuse a host whose weights cannot be changed."""
+    if offloaded(host):
+        raise SetupError(
+            f"{kind} changes the host's weights, and those of this host are elsewhere until it runs. Load it without "
+            f"offloading."
+        )
+    if odd := [name for name, weight in host.base_model.named_parameters() if quantised(weight)]:
+        raise SetupError(
+            f"{kind} changes the host's weights, and those of this host are quantised: {', '.join(odd[:4])}. Load it "
+            f"without quantisation."
+        )
 
 
 def _layer_read(inlay: Inlay, place: Place) -> str:

@@ -36,7 +36,7 @@ class PooledStandIn:
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
         assert seen.hidden is not None
-        hidden = in_dtype_of(self.module, seen.hidden)
+        hidden = in_dtype_of(self.module, seen.hidden.to(h.device))  # a host may have its head on another device
         logits = self.module(hidden, seen.mask).to(h.dtype)  # (B, labels), or (B, T, labels)
         if h.dim() == 2 or logits.dim() == 3:
             return logits

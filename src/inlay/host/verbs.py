@@ -16,6 +16,7 @@ from inlay.anatomy.modules import ATTRIBUTE
 from inlay.errors import NamingError, SetupError
 from inlay.host.heads import Head
 from inlay.host.keys import name_attention
+from inlay.host.offload import in_pieces
 from inlay.host.registry import Inlay, Inlays, forget_compiled, key_of
 from inlay.host.setup import Setup, names_in
 from inlay.methods.base import Method
@@ -137,6 +138,9 @@ def train(
         inlays[name]
         if name not in names_in(setup):
             raise SetupError(f"{name!r} cannot train: it is not part of {setup!r}.")
+    if not keep_dtype:
+        own = [parameter for _, parameter in _own_parameters(bare(host))] if host_too else []
+        _check_convertible([*own, *(parameter for name in learners for parameter in inlays[name].parameters())])
     activate(host, setup)
     freeze(host)
     for name in learners:
@@ -148,6 +152,16 @@ def train(
         if host_too:  # also its head that does not train: it reads what the others give
             _in_single_precision(parameter for _, parameter in _own_parameters(bare(host)))
     host.train()
+
+
+def _check_convertible(parameters: Iterable[nn.Parameter]) -> None:
+    """Refuse half-precision parameters in pieces: they would say float32, and their pieces would stay as they are."""
+    if odd := {parameter.dtype for parameter in parameters if parameter.dtype in HALF and in_pieces(parameter)}:
+        raise SetupError(
+            f"what is to train is in {' and '.join(map(str, odd))}, has to be float32, and cannot be converted any "
+            f"more: each process has a piece of it. Call inlay.train before the host is sharded, or with "
+            f"keep_dtype=True."
+        )
 
 
 def _in_single_precision(parameters: Iterable[nn.Parameter]) -> None:

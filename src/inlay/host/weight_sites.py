@@ -73,7 +73,8 @@ class WeightSite(Hooked):
                 self.made.put(None)
             return None
         known, originals = self.made.value, self.originals()
-        if known is None or not known.fits(plan, originals) or (anew and torch.is_grad_enabled()):
+        begun = not anew and any(swap.before for swap in self.swaps if swap.begins)
+        if known is None or not known.fits(plan, originals, begun) or (anew and torch.is_grad_enabled()):
             if torch.is_grad_enabled():
                 checkpointed(self.base[0])
             known = Remade(plan, originals)
@@ -105,12 +106,17 @@ class Remade:
         first = next(iter(self.originals.values()))[..., :1]
         return [first, *(p for module, _ in self.plan.weights for p in module.parameters())]
 
-    def fits(self, plan: Plan, originals: Mapping[str, Tensor]) -> bool:
-        """Whether they are still right: a text is generated with one set of them."""
+    def fits(self, plan: Plan, originals: Mapping[str, Tensor], begun: bool = False) -> bool:
+        """Whether they are still right: a text is generated with one set of them.
+
+        begun: the pass that they were checked for when it began goes on. A GPU waits for each tensor that is compared.
+        """
         if self.plan is not plan or self.graph != torch.is_grad_enabled():
             return False
         if any(originals[name] is not tensor for name, tensor in self.originals.items()):
             return False
+        if begun:
+            return True
         now = self._now()
         return all(
             a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

@@ -173,7 +173,12 @@ def in_dtype_of(module: nn.Module, x: Tensor) -> Tensor:
     Under autocast x stays as it is, because autocast casts by itself; so it does for a module without parameters.
     """
     parameter = next(module.parameters(), x)
-    return x if x.dtype == parameter.dtype or torch.is_autocast_enabled(x.device.type) else x.to(parameter.dtype)
+    return x if x.dtype == parameter.dtype or autocasts(x.device) else x.to(parameter.dtype)
+
+
+def autocasts(device: torch.device) -> bool:
+    """Whether autocast acts on a device; some, such as meta, have none, and torch refuses to be asked about them."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def check_mask(mask: object) -> None:
@@ -191,9 +196,9 @@ def upcast(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def sum_of(terms: Sequence[Tensor]) -> Tensor:
-    """The sum of single numbers on the device of the first: those of layers on other devices come to it."""
-    return torch.stack([term.to(terms[0].device) for term in terms]).sum()
+def side_by_side(numbers: Sequence[Tensor]) -> Tensor:
+    """Single numbers as a vector, on the device of the first: the layers that they are of may be on several."""
+    return torch.stack([number.to(numbers[0].device) for number in numbers])
 
 
 def shared_linear(x: Tensor, linear: nn.Linear) -> Tensor:

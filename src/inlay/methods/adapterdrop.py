@@ -23,7 +23,7 @@ class FirstLayers(Draw):
         self.left_out = 0
 
     def draw(self) -> None:
-        self.left_out = int(torch.randint(0, self.most + 1, ()))
+        self.left_out = int(torch.randint(0, self.most + 1, (), device="cpu"))
 
     def drawn(self) -> int:
         return self.left_out

@@ -27,21 +27,34 @@ Shapes: x (…, D_x), z (…, D), scores (…, N).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError, nearest
-from inlay.methods.acting import Draw, Reads, Seen, Spot, Step, in_dtype_of, read, spread, sum_of, upcast
+from inlay.methods.acting import (
+    Draw,
+    Reads,
+    Seen,
+    Spot,
+    Step,
+    autocasts,
+    in_dtype_of,
+    read,
+    side_by_side,
+    spread,
+    upcast,
+)
 from inlay.methods.base import BottleneckForm, Method, register
 
 
@@ -58,7 +71,7 @@ class Block:
     down_bias: Tensor  # (count·b,)
 
     def act(self, x: Tensor) -> Tensor:  # (…, D_x) -> (…, count, b)
-        if not torch.is_autocast_enabled(x.device.type):
+        if not autocasts(x.device):
             x = x.to(self.down.dtype)  # members need not be as the fusion
         return ACT2FN[self.activation](F.linear(x, self.down, self.down_bias)).unflatten(-1, (self.count, self.size))
 
@@ -100,8 +113,7 @@ def pack(forms: Sequence[BottleneckForm | None], width: int, like: Tensor) -> Pa
 
 def in_single_precision(like: Tensor) -> AbstractContextManager[Any]:
     """Where autocast would round: not within this block."""
-    device = like.device.type
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(like.device.type, enabled=False) if autocasts(like.device) else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -226,6 +238,8 @@ class Choose:
     dropout: float = 0.0
     pinned: Mapping[int, float] | None = None
     """Column to weight; 0 is off. The others share the rest."""
+    kept: dict[Hashable, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
+    """The pinned weights and which columns have one, as tensors; a GPU waits for every list that is sent to it."""
 
     def __call__(self, scores: Tensor) -> Tensor:
         if self.temperature != 1.0:
@@ -234,13 +248,26 @@ class Choose:
             scores = F.dropout(scores, self.dropout)
         if not self.pinned:
             return scores.softmax(-1)
-        columns = range(scores.shape[-1])
-        fixed = torch.tensor([self.pinned.get(n, 0.0) for n in columns], dtype=scores.dtype, device=scores.device)
-        if len(self.pinned) == len(columns):
+        fixed, is_fixed = self._columns(self.pinned, scores)
+        if len(self.pinned) == scores.shape[-1]:
             return fixed.expand_as(scores)
-        is_fixed = torch.tensor([n in self.pinned for n in columns], device=scores.device)
         free = scores.masked_fill(is_fixed, float("-inf")).softmax(-1)
         return free * (1 - fixed.sum()) + fixed
+
+    def _columns(self, pinned: Mapping[int, float], scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight of each column, 0 where it has none, and whether it has one."""
+        members, device = range(scores.shape[-1]), scores.device
+        made = lambda: (
+            torch.tensor([pinned.get(n, 0.0) for n in members], dtype=scores.dtype, device=device),
+            torch.tensor([n in pinned for n in members], device=device),
+        )
+        if torch.compiler.is_compiling():
+            return made()
+        key = (device, scores.dtype, len(members), *sorted(pinned.items()))
+        if key not in self.kept:
+            with torch.inference_mode(False):
+                self.kept[key] = made()
+        return self.kept[key]
 
 
 @register("fusion")
@@ -315,7 +342,7 @@ class Fusion(Method):
         layers = [part for part in parts if isinstance(part, FusionLayer)]
         if not (self.value and self.strength and layers):
             return None
-        return self.strength * sum_of([layer.penalty() for layer in layers])
+        return self.strength * side_by_side([layer.penalty() for layer in layers]).sum()
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -347,7 +374,7 @@ class Subset(Draw):
         """The members in this step's order, of which the first take part; empty before the first step."""
 
     def draw(self) -> None:
-        self.order = tuple(self.members[n] for n in torch.randperm(len(self.members)).tolist())
+        self.order = tuple(self.members[n] for n in torch.randperm(len(self.members), device="cpu").tolist())
 
     def leaves_out(self, pinned: Mapping[str, float]) -> frozenset[str]:
         """The members that do not take part. Those with a fixed weight always do: the subset is of the others."""
@@ -379,7 +406,8 @@ class Fused:
         """While somebody looks inside (`recording`): the weights (…, N) of every call."""
         self._theirs = [at for member in self.members if member is not None for at in tensors_of(member[0])]
         self._mine = tensors_of(self.layer)
-        self._kept: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._kept: dict[str, tuple[tuple[Any, ...], Any, list[StorageWeakRef]]] = {}
+        self._pinned: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, h: Tensor, seen: Seen) -> Tensor:
         inputs: dict[tuple[Reads, bool], Tensor] = {}
@@ -397,7 +425,8 @@ class Fused:
         columns = {self.names[chosen[n]]: column for column, n in enumerate(packed.order)}
         pinned = {columns[name]: weight for name, weight in self.pinned.items() if name in columns}
         dropout = self.method.dropout if self.layer.training else 0.0
-        change, weights = self.layer(x, given, packed, made, Choose(self.method.temperature, dropout, pinned))
+        choose = Choose(self.method.temperature, dropout, pinned, self._pinned)
+        change, weights = self.layer(x, given, packed, made, choose)
         if self.record is not None:
             self.record.append(weights.detach()[..., [columns[name] for name in self.names]])
         return h + spread(change.to(h.dtype), self.place)
@@ -447,10 +476,14 @@ class Fused:
         state = tuple(trace_of(where[name]) for where, name in tensors)
         kept = self._kept.get(what)
         if kept is None or kept[0] != state:
-            like = self.layer.key.weight.device.type
-            with torch.inference_mode(False), torch.no_grad(), torch.autocast(like, enabled=False):
-                kept = self._kept[what] = state, make()
+            storages = [StorageWeakRef(t.untyped_storage()) for t in _those_of(tensors)]
+            with torch.inference_mode(False), torch.no_grad(), in_single_precision(self.layer.key.weight):
+                kept = self._kept[what] = state, make(), storages
         return kept[1]  # whatever another thread makes of the table meanwhile
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles make theirs anew."""
+        return vars(self) | {"_kept": {}, "_pinned": {}}
 
 
 @contextmanager
@@ -477,11 +510,20 @@ def tensors_of(module: nn.Module) -> list[Where]:
 
 def may_learn(tensors: list[Where]) -> bool:
     """Whether an optimizer may change one of these tensors, now or between two evaluations."""
-    return any(t.requires_grad for where, name in tensors if (t := where[name]) is not None)
+    return any(tensor.requires_grad for tensor in _those_of(tensors))
+
+
+def _those_of(tensors: list[Where]) -> Iterator[Tensor]:
+    return (tensor for where, name in tensors if (tensor := where[name]) is not None)
 
 
 def trace_of(tensor: Tensor | None) -> tuple[Any, ...]:
-    """What tells that a tensor has been replaced or written to."""
+    """What tells that a tensor has been replaced or written to.
+
+    Objects and memory that were let go are used again, on GPUs at once, so neither says that the numbers are the same.
+    The address of a storage does as long as somebody has a weak reference to it, which keeps no numbers.
+    """
     if tensor is None:
         return ()
-    return id(tensor), tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.dtype
+    version = None if tensor.is_inference() else tensor._version
+    return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.dtype

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from inlay.anatomy.places import Place
 from inlay.anatomy.survey import Anatomy
 from inlay.errors import ConfigError, SetupError
-from inlay.methods.acting import Draw, PerThread, Reads, Spot, Step, sum_of
+from inlay.methods.acting import Draw, PerThread, Reads, Spot, Step, side_by_side, upcast
 from inlay.methods.base import Method, method_from, register
 
 Routing = Literal["merged", "random", "first", "learned"]
@@ -138,8 +138,9 @@ def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """The mean over real tokens."""
     if mask is None:
         return x.flatten(1, -2).mean(1)
+    x, dtype = upcast(x), x.dtype  # the sum of a long text overflows in float16
     real = mask[..., None].to(x.device, x.dtype)
-    return (x * real).sum(1) / real.sum(1).clamp(min=1)
+    return ((x * real).sum(1) / real.sum(1).clamp(min=1)).to(dtype)
 
 
 def _balance(p: Tensor, chosen: Tensor, weight: Tensor | None) -> Tensor:
@@ -241,7 +242,7 @@ class Mixture(Method):
             choice.gate.balance.value for part in parts for choice in alternatives(part) if choice.gate is not None
         ]
         noted = [balance for balance in found if balance is not None]
-        return self.balance * sum_of(noted) if noted else None
+        return self.balance * side_by_side(noted).sum() if noted else None
 
     def watch(self, inlay: nn.Module, real: PerThread[Tensor]) -> None:
         for choice in alternatives(inlay):

@@ -75,10 +75,11 @@ class Direction:
         self.size = 1 << max(0, (count - 1).bit_length())  # L
         self.used = min(d, self.size)
         self.short = 1 << max(0, (self.used - 1).bit_length())  # l
-        draw = torch.Generator().manual_seed((seed * 0x9E3779B1 + zlib.crc32(name.encode())) % 2**63)
-        signs = torch.randint(0, 2, (self.short,), generator=draw).mul_(2).sub_(1).float()  # B
-        order = torch.randperm(self.size, generator=draw).remainder_(self.short).int()  # Π
-        gauss = torch.randn(self.size, generator=draw)  # G
+        draw = torch.Generator("cpu").manual_seed((seed * 0x9E3779B1 + zlib.crc32(name.encode())) % 2**63)
+        here: Any = {"generator": draw, "device": "cpu"}  # whatever torch's default device and dtype are
+        signs = torch.randint(0, 2, (self.short,), **here).mul_(2).sub_(1).float()  # B
+        order = torch.randperm(self.size, **here).remainder_(self.short).int()  # Π
+        gauss = torch.randn(self.size, dtype=torch.float32, **here)  # G
         norm = math.sqrt(self.size * float(gauss.double().square().sum())) * math.sqrt(count / self.size)
         self.signs, self.order, self.gauss = (t.to(device) for t in (signs, order, gauss / norm))
 
