@@ -62,8 +62,9 @@ def _methods() -> list[dict[str, Any]]:
 
 def _registered(file: Path) -> Iterator[tuple[str, str]]:
     """The name and the first line about each class that a file has under `@register(name)`."""
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        for mark in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+    classes = (node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef))
+    for node in classes:
+        for mark in node.decorator_list:
             match mark:
                 case ast.Call(func=ast.Name("register"), args=[ast.Constant(str(kind))]):
                     yield kind, (ast.get_docstring(node) or "").split("\n")[0]
