@@ -3,6 +3,7 @@
     git worktree add ../before COMMIT
     python benchmarks/against.py ../before
     python benchmarks/against.py ../before --layers 4 --repeats 20
+    python benchmarks/against.py ../before --cases rows64:activate 20000:read
 
 Two processes of the same interpreter, one per tree, answer in turn: A, B, A, B … A number is the minimum of the CPU
 time over the repeats, one thread each; the last column is this tree's time over the other's. Both use this tree's
@@ -15,11 +16,12 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import Builder, Peer, bare_cases, phases, serve
+from harness import Builder, Peer, Run, Sizes, bare_cases, bert, phases, serve
 
 import inlay
 
@@ -52,6 +54,28 @@ def rows(host: Any) -> None:
     inlay.activate(host, inlay.Rows(*"abcdabcd"))
 
 
+def activating(sizes: Sizes) -> Run:
+    """A batch of 64 rows, each with an inlay of its own, is resolved; nothing is run."""
+    host, names = bert(sizes), [f"inlay{i}" for i in range(64)]
+    for name in names:
+        inlay.add(host, name, inlay.Pfeiffer(size=4))
+    return lambda: inlay.activate(host, inlay.Rows(*names))
+
+
+def reading(sizes: Sizes) -> Run:
+    """20,000 rows of a JSON lines file."""
+    from inlay.data.rows import read_table
+
+    folder = tempfile.TemporaryDirectory()
+    file = Path(folder.name) / "rows.jsonl"
+    file.write_text("".join(f'{{"text": "a text of {i} words", "label": {i % 2}}}\n' for i in range(20_000)))
+
+    def run(keep: Any = folder) -> None:  # the folder lives as long as the case
+        read_table(file)
+
+    return run
+
+
 METHODS = {
     "pfeiffer": inlay.Pfeiffer(reduction=16),
     "compacter": inlay.Compacter(),
@@ -61,11 +85,12 @@ METHODS = {
 CASES: dict[str, Builder] = bare_cases() | phases("fusion16", partial(fusion, members=16))
 CASES["served16:forward"] = phases("", served)[":forward"]
 CASES["rows:forward"] = phases("", rows)[":forward"]
+CASES |= {"rows64:activate": activating, "20000:read": reading}
 for name, method in METHODS.items():
     CASES |= phases(name, partial(single, method=method))
 WANTED = [
     *(f"{name}:{phase}" for name in ("bare", *METHODS, "fusion16") for phase in ("forward", "step")),
-    "served16:forward", "rows:forward",
+    "served16:forward", "rows:forward", "rows64:activate", "20000:read",
 ]  # fmt: skip
 
 
@@ -90,11 +115,12 @@ def main() -> int:
     parser.add_argument("other", type=Path, help="the other commit's tree")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--cases", nargs="+", choices=WANTED, default=WANTED, metavar="CASE", help=", ".join(WANTED))
     chosen = parser.parse_args()
     sizes = f'{{"layers": {chosen.layers}}}'
     here, there = Tree(HERE.parents[1], sizes), Tree(chosen.other.resolve(), sizes)
     print(f"{'case':<20} {'this':>9} {'other':>9}   ratio")
-    for case in WANTED:
+    for case in chosen.cases:
         times = [(here.seconds(case), there.seconds(case)) for _ in range(chosen.repeats)]
         mine, theirs = (min(column) for column in zip(*times, strict=True))
         print(f"{case:<20} {1e3 * mine:7.1f}ms {1e3 * theirs:7.1f}ms   {mine / theirs:.3f}", flush=True)

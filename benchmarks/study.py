@@ -4,6 +4,8 @@
 
     show, table     CPU seconds of `inlay study show` and `table` on a study whose cells are all done; nothing is
                     trained, the cells are written here, each with its answers to 1,000 rows. Target: under 2 s.
+    scheduling      CPU milliseconds a cell that a runner takes to look at the folder, to choose the next cell and to
+                    learn what cells cost, in a study of 440 cells of which none is trained. Target: at most 10.
     two processes   the same study with one process and with two, wall-clock, one after the other. Target: 1.7 times as
                     fast. It needs two idle cores.
     engine          the share of a short cell's CPU time that is not its training: names, leases, looking, answers, the
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +92,62 @@ def finished(folder: Path, cells: int) -> tuple[Path, int]:
     right = "".join(chance.choice("01") for _ in range(1000))
     for name, cell in names.items():
         said = "".join(label if chance.random() < 0.8 else "10"[int(label)] for label in right)
-        score = sum(a == b for a, b in zip(right, said, strict=True)) / 1000
-        there.write_result(
-            name,
-            {
-                "identity": dict(cell.identity), "work": "train", "judged_sha256": "same", "right": right, "said": said,
-                "task": {"name": cell.slot.task, "kind": "classification", "metrics": ["accuracy"], "labels": 2,
-                         "positive_index": 1},
-                "rows": {"train": 600, "validation": 60, "test": 1000}, "judged": "test", "scores": {"accuracy": score},
-                "validation": {"accuracy": score}, "selected": score, "trained_parameters": 1000,
-                "host_parameters": 10**6, "stored_bytes": 4000, "steps": 100, "best_step": 100, "seconds": 1.0,
-                "whole_seconds": 1.5, "peak_megabytes": 500.0,
-                "history": [[i, 0.5, score] for i in range(10)], "notes": [], "versions": {},
-            },
-        )  # fmt: skip
+        there.write_result(name, result(cell.identity, cell.slot.task, right, said))
     return out, len(names)
+
+
+def result(identity: Mapping[str, Any], task: str, right: str, said: str) -> dict[str, Any]:
+    """What a cell that was trained would say."""
+    score = sum(a == b for a, b in zip(right, said, strict=True)) / len(right)
+    return {
+        "identity": dict(identity), "work": "train", "judged_sha256": "same", "right": right, "said": said,
+        "task": {"name": task, "kind": "classification", "metrics": ["accuracy"], "labels": 2, "positive_index": 1},
+        "rows": {"train": 600, "validation": 60, "test": len(right)}, "judged": "test", "scores": {"accuracy": score},
+        "validation": {"accuracy": score}, "selected": score, "trained_parameters": 1000,
+        "host_parameters": 10**6, "stored_bytes": 4000, "steps": 100, "best_step": 100, "seconds": 1.0,
+        "whole_seconds": 1.5, "peak_megabytes": 500.0,
+        "history": [[i, 0.5, score] for i in range(10)], "notes": [], "versions": {},
+    }  # fmt: skip
+
+
+def scheduling(folder: Path) -> tuple[float, int]:
+    """CPU seconds of running a study whose cells take no time at all, without writing their results; and its cells."""
+    from inlay.studies.cells import StudyFolder
+    from inlay.studies.engines.base import Ended, Moved
+    from inlay.studies.file import read_study
+    from inlay.studies.plan import Plan, View
+    from inlay.studies.schedule import Schedule
+
+    ways = {f"way{i}": {"options": {"size": i + 1}} for i in range(11)}
+    tasks = [f"t{i}" for i in range(10)]
+    plan = Plan.of(read_study(write_study(folder, "scheduled", tasks=tasks, seeds=[0, 1, 2, 3], ways=ways)))
+    there = StudyFolder(folder / "scheduled")
+    there.claim(plan.facts())
+    writing = 0.0
+
+    class AtOnce:
+        def __init__(self) -> None:
+            self.events: list[Ended | Moved] = []
+
+        def room(self, megabytes: float) -> bool:
+            return not self.events
+
+        def start(self, cell: str, description: Any, megabytes: float) -> None:
+            nonlocal writing
+            began = time.process_time()
+            there.write_result(cell, result(description["identity"], description["settings"]["task"], "01", "01"))
+            self.events.append(Ended(cell, "finished", ""))
+            writing += time.process_time() - began
+
+        def wait(self, seconds: float) -> list[Ended | Moved]:
+            found, self.events = self.events, []
+            return found
+
+        def stop(self) -> None: ...
+
+    began = time.process_time()
+    view = Schedule(View(plan, there), AtOnce()).run()
+    return time.process_time() - began - writing, len(view.results)
 
 
 def cpu_seconds(words: list[str]) -> float:
@@ -214,6 +258,11 @@ def main() -> None:
                 f"{verb:<6} of {count:,} finished cells   {seconds:5.2f} s CPU   target < 2   {_told(seconds < 2)}",
                 flush=True,
             )
+        seconds, count = scheduling(folder)
+        each = 1000 * seconds / count
+        print(
+            f"scheduling of {count} cells   {each:5.2f} ms CPU a cell   target ≤ 10   {_told(each <= 10)}", flush=True
+        )
         whole, engine = engine_share(folder, asked.epochs)
         share = 100 * engine / whole
         cell = whole / 4

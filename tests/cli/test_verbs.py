@@ -29,6 +29,16 @@ def test_help_is_quick_and_does_not_import_torch(inlay_process, place):
         assert subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=place).returncode == 0
 
 
+def test_a_list_of_everything_does_not_import_torch(inlay_cli):
+    import subprocess
+    import sys
+
+    script = "import sys; sys.argv = ['inlay', 'ls', '--json']\nfrom inlay.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["methods"] == json.loads(inlay_cli("ls", "methods", "--json").stdout)["methods"]
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_examples_of_every_verb_can_be_said(verb, capsys, tmp_path, monkeypatch):
     """Each has one at least, and every flag and argument of it is one that the verb takes."""

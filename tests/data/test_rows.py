@@ -45,6 +45,7 @@ def test_every_format_gives_the_same_rows(tmp_path):
         ("a.jsonl", "", "is empty"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', "line 2: not a JSON object"),
         ("a.jsonl", '{"text": "a"}\n[1]\n', "line 2: expected an object"),
+        ("a.jsonl", '{"text": "a"}\n\ufeff{"text": "b"}\n', "line 2: not a JSON object.*byte order mark"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text": "\xe9"}\n', "line 3: byte 0xe9 is not UTF-8"),
         ("a.csv", "text,label\na,b\nc\n", "line 3: 1 fields where the header has 2"),
         ("a.csv", "text,label\na,b,c\n", "line 2: 3 fields where the header has 2"),

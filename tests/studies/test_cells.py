@@ -500,6 +500,21 @@ def test_a_cell_that_another_runner_forgives_meanwhile_has_not_failed(tmp_path, 
     assert folder.failure("0" * 20) is None
 
 
+def test_a_look_asks_no_cell_that_has_not_begun(here, finished, tmp_path, monkeypatch):
+    """A runner looks after every cell. Asking all that are left each time would grow with the square of their number."""
+    folder, view, _ = finished
+    asked = []
+    usual = StudyFolder.result
+    monkeypatch.setattr(StudyFolder, "result", lambda self, name: asked.append(name) or usual(self, name))
+    there = View(Plan.of(study_in(here)), StudyFolder(tmp_path / "new")).look()
+    assert there.names()
+    assert not asked
+    name = next(iter(there.names()))
+    assert name in view.results
+    shutil.copytree(StudyFolder(folder).cell(name), there.folder.cell(name))
+    assert set(there.look().results) == {name} == set(asked)
+
+
 def test_records_keep_texts_that_only_look_like_paths(here, tmp_path):
     """What a cell's name is made of stays, so that the records' tables find their cells."""
     study = study_in(here, settings=FILE["settings"] | {"prompt": "/no_think {text}"}, ways={"one": {}}, against=None)

@@ -38,14 +38,14 @@ from inlay.host.weight_sites import WeightSite
 from inlay.methods.acting import Draw, Reads
 from inlay.methods.base import Method, fusion_can_read
 
-_EMPTY = nn.ModuleDict()
+_TAKEN = frozenset(dir(nn.ModuleDict()))
 """No module in a ModuleDict can have the name of one of its attributes; `training` is one of an instance only."""
 
 
 def key_of(name: str) -> str:
     """A name as a key of a ModuleDict, which cannot have dots or be the name of one of its attributes."""
     key = name.replace(".", ":")
-    return f"{key}:" if hasattr(_EMPTY, key) else key
+    return f"{key}:" if key in _TAKEN else key
 
 
 def site_key(path: str, acts: Acts = "output") -> str:
@@ -272,9 +272,10 @@ class Inlays(nn.Module):
         return key_of(name) in self.all
 
     def __getitem__(self, name: str) -> Inlay:
-        if name not in self:
+        inlay = self.all._modules.get(key_of(name))
+        if inlay is None:
             raise NamingError(f"no inlay named {name!r} on this host.{nearest(name, self.names())}")
-        return self.all[key_of(name)]  # type: ignore[return-value]
+        return inlay  # type: ignore[return-value]
 
     def __iter__(self) -> Iterator[Inlay]:
         return iter(self.all.values())  # type: ignore[arg-type]

@@ -210,6 +210,13 @@ class StudyFolder:
             return read_result(content, file, name)
         return None
 
+    def begun(self) -> set[str]:
+        """The cells that may have a result: those with a folder or a record. Asking each of them costs two opens."""
+        folders, records = (
+            folder.iterdir() if folder.is_dir() else () for folder in (self.cells, self.folder / RECORDS)
+        )
+        return {folder.name for folder in folders} | {record.stem for record in records}
+
     def record(self, name: str) -> Path:
         """Where the record of a cell that was run elsewhere is."""
         return self.folder / RECORDS / f"{name}.json"

@@ -35,10 +35,13 @@ class Costs:
         self.ratios: list[float] = []
         """How far guesses were off."""
         self.known: set[str] = set()
+        self.chains: dict[str, float] = {}
+        """Seconds of the longest chain that waits for a way, until more is learned."""
         self.learn()
 
     def learn(self) -> None:
         """From the cells that have been done since the last time."""
+        self.chains.clear()
         cells = self.view.names()
         for name, result in self.view.results.items():
             if name in self.known or name not in cells:
@@ -73,9 +76,11 @@ class Costs:
         return self.seconds(cell) + self._chain(cell.slot.way)
 
     def _chain(self, way: str) -> float:
-        study = self.view.plan.study
-        waiting = [name for name, other in study.ways.items() if way in other.needs()]
-        return max((self._usual(name) + self._chain(name) for name in waiting), default=0.0)
+        if way not in self.chains:
+            study = self.view.plan.study
+            waiting = [name for name, other in study.ways.items() if way in other.needs()]
+            self.chains[way] = max((self._usual(name) + self._chain(name) for name in waiting), default=0.0)
+        return self.chains[way]
 
     def _usual(self, way: str) -> float:
         """Of one cell of a way."""

@@ -152,15 +152,16 @@ class View:
         broken = self.folder.failures()
         self.failures = {name: failure for name in broken if (failure := self.folder.failure(name)) is not None}
         self.failed = set()
+        begun = self.folder.begun()
         before = -1
         while len(self.filled) + len(self.failed) > before:  # what is chosen may let others choose
             before = len(self.filled) + len(self.failed)
             for slot, made in self.plan.drafts.items():
                 if slot not in self.filled and slot not in self.failed:
-                    self._look_at(slot, made)
+                    self._look_at(slot, made, begun)
         return self
 
-    def _look_at(self, slot: Slot, made: list[Draft]) -> None:
+    def _look_at(self, slot: Slot, made: list[Draft], begun: set[str]) -> None:
         needs = {need for draft in made for need in draft.needs()}
         if needs & self.failed or self._chooser(slot) in self.failed:
             self.failed.add(slot)
@@ -173,7 +174,9 @@ class View:
             self.cells[slot] = named
         cells = self.cells[slot]
         for cell in cells:
-            if cell.name not in self.results and (result := self.folder.result(cell.name)) is not None:
+            if cell.name in self.results or cell.name not in begun:
+                continue
+            if (result := self.folder.result(cell.name)) is not None:
                 self.results[cell.name] = result
         if all(cell.name in self.results or self.gave_up(cell.name) for cell in cells):
             self._choose(slot, cells)
