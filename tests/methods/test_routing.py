@@ -164,8 +164,8 @@ def test_a_long_text_in_float16_is_not_infinite() -> None:
     gate.linear.weight.data.normal_(std=1e-2)
     x = 100 + 100 * torch.rand(2, 1000, 4)  # the sum over tokens is above 65,504
     mask = torch.ones(2, 1000, dtype=torch.long)
-    gate.real = (Slot(),)
-    gate.real[0].put(mask)
+    gate.real = Slot()
+    gate.real.put(mask)
     maps = torch.nn.ModuleList(torch.nn.Identity() for _ in range(3))
     exact = gate.route(x, maps)
     half = gate.half().route(x.half(), maps)
