@@ -203,6 +203,8 @@ def test_a_fault_of_ours_is_not_taken_for_a_missing_extra():
 def test_flags_that_a_server_does_not_take_are_spelt_as_flags(there, mistake):
     told = mistake("predict", "model", "w1", "--server", "http://127.0.0.1:1", "--max-new-tokens", "4", "--host", "x")
     assert "--host, --max-new-tokens says how" in told
+    told = mistake("predict", "model", "w1", "--server", "http://127.0.0.1:1", "--threads", "2", "--any-host")
+    assert "--any-host, --threads says how" in told
 
 
 def test_a_setting_that_is_a_number_or_a_word_takes_both_as_a_flag(there, mistake):

@@ -84,7 +84,8 @@ def work(
     if split is not None and data_dir is None:
         raise ConfigError("--split says which rows of --data-dir are labelled; give that as well.")
     if server is not None:
-        here = {"data_dir": data_dir, "text": text, "pair": pair, "label": label, "host": host} | writing
+        here = {"data_dir": data_dir, "text": text, "pair": pair, "label": label, "host": host, "threads": threads}
+        here |= {"any_host": any_host or None, "trust_remote_code": trust_remote_code or None} | writing
         if given := sorted(f"--{name.replace('_', '-')}" for name, value in here.items() if value is not None):
             raise ConfigError(f"{', '.join(given)} says how to open a run here; the server has it open already.")
         _tell(_asked(server, str(path), texts, file), out)
