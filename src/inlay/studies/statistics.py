@@ -4,7 +4,7 @@
     one seed        McNemar's exact test: b and c rows are right by one way alone; is b ~ Bin(b + c, ½)?
     several seeds   paired bootstrap over rows: rows are drawn anew, each with the answers of all seeds of both ways;
                     p = 2 min(P(d* ≤ 0), P(d* ≥ 0)), where d* is the difference of the mean scores. Of right and wrong
-                    answers that is computed, as if there were endlessly many draws; of other scores rows are drawn
+                    answers that is computed, as if there were infinitely many draws; of other scores rows are drawn
     several tests   Holm's correction: the k-th smallest of m p-values times (m − k + 1), never falling
 
 Scores that are no mean over rows (F1, Matthews, Pearson, Spearman) are computed anew for every draw: from counts of
