@@ -107,6 +107,18 @@ def test_folded_for_good_keeps_the_dtypes_of_the_host() -> None:
     assert logits(host).dtype == torch.bfloat16
 
 
+def test_folded_for_good_the_host_has_the_modules_that_it_had() -> None:
+    """Such as those of accelerate, which move what a module is given to the module's device."""
+    host = classifier()
+    modules, seen = dict(host.named_modules()), []
+    host.classifier.register_forward_hook(lambda module, given, out: seen.append(out))
+    inlay.add(host, "a", inlay.LoRA(rank=2), norms=True, head=inlay.Head(labels=("x", "y", "z")))
+    inlay.fold(host, "a", for_good=True)
+    assert dict(host.named_modules()) == modules
+    assert torch.equal(logits(host), seen[-1])
+    assert host.classifier.out_features == 3
+
+
 def test_what_cannot_be_the_hosts_own_is_not_folded_for_good() -> None:
     host = classifier()
     inlay.add(host, "pools", inlay.LoRA(rank=2), head=inlay.Head(labels=2, pooling="mean"))
@@ -116,7 +128,7 @@ def test_what_cannot_be_the_hosts_own_is_not_folded_for_good() -> None:
     assert all(torch.equal(host.state_dict()[k], v) for k, v in before.items())
     llama = classifier("llama")
     inlay.add(llama, "biased", inlay.LoRA(rank=2, bias="targets"))
-    with pytest.raises(inlay.SetupError, match="has no bias that it could be added to"):
+    with pytest.raises(inlay.SetupError, match="has no bias that it could be added to. Fold without for_good"):
         inlay.fold(llama, "biased", for_good=True)
     tied = hf.GPT2LMHeadModel(
         hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, pad_token_id=0, bos_token_id=2, eos_token_id=1)

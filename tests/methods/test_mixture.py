@@ -522,6 +522,8 @@ def test_average_of_plain_inlays() -> None:
     inlay.add(host, "other", inlay.Pfeiffer(size=3), norms=True)
     inlay.add(host, "mix", inlay.Mixture(inlay.Pfeiffer(size=4)))
     inlay.add(host, "lora", inlay.LoRA(), head=inlay.Head(labels=2))
+    inlay.add(host, "biases", inlay.BitFit(), norms=True)
+    inlay.add(host, "all-biases", inlay.BitFit(head=True), norms=True)
     inlay.average(host, ["a", "b", "c"], name="soup", weights=[2, 1, 1])
     for key, tensor in host.inlays["soup"].tensors().items():
         a, b, c = (host.inlays[n].tensors()[key] for n in "abc")
@@ -531,6 +533,7 @@ def test_average_of_plain_inlays() -> None:
     for names, message in [
         (["a", "other"], r"'a' and 'other' differ in size \(4 and 3\), so their weights have no mean"),
         (["a", "lora"], r"'a' and 'lora' differ in method \('pfeiffer' and 'lora'\), head, norms, so"),
+        (["biases", "all-biases"], r"differ in head \(False and True\), so"),
         (["a", "mix"], "only plain inlays have a mean"),
         ([], "at least one"),
     ]:

@@ -245,6 +245,14 @@ def test_the_p_of_right_and_wrong_answers_has_no_noise_of_drawing():
         assert compare(one, other, "accuracy").p == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
+def test_whole_numbers_of_any_size_take_little_memory():
+    """A record may be anybody's: the sums of such scores have too many values to compute the chance of each."""
+    rows = np.arange(50.0)
+    facts = {"task": {"name": "t", "kind": "text", "metrics": ["m"]}, "judged_sha256": "x"}
+    one, other = ({i: facts | {"points": (rows * size).tolist()} for i in range(2)} for size in (1e10, 1e9))
+    assert compare(one, other, "m").p == pytest.approx(2 / 4001)
+
+
 @pytest.mark.parametrize(("share", "p"), [(0.0, 1e-9), (1.0, 1.0)])
 def test_a_way_that_is_never_or_always_the_same(share, p):
     """Every row better in every seed, and no row different: the ends of what can be."""

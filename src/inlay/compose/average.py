@@ -57,7 +57,7 @@ def _differences(one: Inlay, other: Inlay) -> list[str]:
     """Where two inlays are not of one kind: a method's single settings, else the whole of it."""
     pairs: list[tuple[str, Any, Any]] = [("method", one.method.kind, other.method.kind)]
     if one.method.kind == other.method.kind:
-        theirs = other.method.describe()
-        pairs = [(name, said, theirs.get(name)) for name, said in one.method.describe().items()]
+        theirs = dict(other.method)  # every field; `describe` leaves out some that have their usual value
+        pairs = [(name, said, theirs[name]) for name, said in one.method]
     found = [f"{name} ({said!r} and {theirs!r})" for name, said, theirs in pairs if said != theirs]
     return found + [name for name in ("head", "norms") if getattr(one, name) != getattr(other, name)]

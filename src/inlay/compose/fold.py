@@ -17,6 +17,8 @@ from inlay.host.verbs import bare, inlays_of, strip
 from inlay.methods.bitfit import Bias
 from inlay.methods.lora import LoRA, LowRankChange, part_rows
 
+WITHOUT = "Fold without for_good: then the inlay keeps it."
+
 
 def fold(host: nn.Module, name: str, *, for_good: bool = False) -> None:
     """Add a LoRA inlay's changes to the host's own weights: it acts at no extra cost until `unfold`.
@@ -76,33 +78,43 @@ def _add(model: nn.Module, place: Place, part: LowRankChange) -> None:
 
 
 def _replace(model: PreTrainedModel, place: Place, part: nn.Module) -> None:
-    """Let the host have a bias, a norm or a head of the inlay's as its own, in the dtype of what was there."""
+    """Give the host's own module the numbers of a bias, norm or head of the inlay's, in the dtype of what was there.
+
+    The module stays, and with it the hooks that others have set on it.
+    """
     module: Any = model.get_submodule(place.module)
     if isinstance(part, Bias):
         with torch.no_grad():
             module.bias.add_(part.bias)
-    else:
-        for parameter, old in zip(part.parameters(), module.parameters(), strict=True):
-            parameter.data = parameter.data.to(old.device, old.dtype)
-        model.set_submodule(place.module, part)
+        return
+    for name, parameter in part.named_parameters():
+        old = module.get_parameter(name)
+        old.data = parameter.detach().to(old.device, old.dtype)
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            layer.out_features = layer.weight.shape[0]  # a head may have other labels
 
 
 def _check_replaceable(model: nn.Module, place: Place, part: nn.Module) -> None:
     if isinstance(part, PooledHead):
         raise SetupError(
-            f"{type(model).__name__} cannot have this head for good, because it pools tokens itself. Fold without "
-            f"for_good, or train with a copy of the host's own head: a Head without `pooling`."
+            f"{type(model).__name__} cannot have this head for good, because it pools tokens itself. {WITHOUT} "
+            f"Or train with a copy of the host's own head: a Head without `pooling`."
         )
     module = model.get_submodule(place.module)
     if isinstance(part, Bias):
         if getattr(module, "bias", None) is None:
-            raise SetupError(f"{place.id} cannot be folded: {place.module} has no bias that it could be added to.")
+            raise SetupError(
+                f"{place.id} cannot be folded: {place.module} has no bias that it could be added to. {WITHOUT}"
+            )
         return
     for name, parameter in module.named_parameters():
         if parameter.is_meta:
-            raise SetupError(f"{place.id} cannot be replaced: it is elsewhere until the host runs (offloaded).")
+            raise SetupError(
+                f"{place.id} cannot be replaced: it is elsewhere until the host runs (offloaded). {WITHOUT}"
+            )
         if len(_owners(model, parameter)) > 1:
-            raise SetupError(f"{place.id} cannot be replaced: its {name} is tied to another module's.")
+            raise SetupError(f"{place.id} cannot be replaced: its {name} is tied to another module's. {WITHOUT}")
 
 
 def _owners(model: nn.Module, weight: Tensor) -> list[str]:

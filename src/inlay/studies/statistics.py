@@ -4,7 +4,7 @@
     one seed        McNemar's exact test: b and c rows are right by one way alone; is b ~ Bin(b + c, ½)?
     several seeds   paired bootstrap over rows: rows are drawn anew, each with the answers of all seeds of both ways;
                     p = 2 min(P(d* ≤ 0), P(d* ≥ 0)), where d* is the difference of the mean scores. Of right and wrong
-                    answers that is computed, as if there were endlessly many draws; of other scores rows are drawn
+                    answers that is computed, as if there were infinitely many draws; of other scores rows are drawn
     several tests   Holm's correction: the k-th smallest of m p-values times (m − k + 1), never falling
 
 Scores that are no mean over rows (F1, Matthews, Pearson, Spearman) are computed anew for every draw: from counts of
@@ -32,6 +32,8 @@ DRAWS = 4000
 LIKELY = 0.05
 PER_TEST = 400
 """Draws for each test of a table: the smallest p after Holm's correction is then 2 / 400."""
+LARGEST = 1 << 24
+"""Values that the sum of all rows may have where its distribution is computed; scores may be of any size."""
 LEAST = 1e-9
 """The smallest p that is told; what is computed below is rounding."""
 CORRELATIONS, OF_COUNTS = ("pearson", "spearman"), ("matthews", "f1", "macro_f1")
@@ -139,7 +141,7 @@ def _of_points(pairs: Sequence[tuple[Result, Result]], draws: int) -> Comparison
         return Comparison(float(mean.mean()), mcnemar(one[0].tolist(), other[0].tolist()), "mcnemar", rows, 1)
     # draws of rows are draws of their differences; sums over seeds, because thirds do not add up to nothing
     values, counts = np.unique((one - other).sum(0).round(9), return_counts=True)
-    if np.array_equal(values, values.round()):
+    if np.array_equal(values, values.round()) and rows * (values[-1] - values[0]) < LARGEST:
         p = _endless_draws(values.astype(int), counts)
     else:
         p = _bootstrap(lambda dice, size: dice.multinomial(rows, counts / rows, size=size) @ values / rows, draws)

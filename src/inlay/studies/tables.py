@@ -109,7 +109,7 @@ class Table:
     per_class: int | None = None
     """Training rows of each class, where the study says so of all ways."""
     seen_before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Task → other task → how many of its judged rows a way had from that one's training rows."""
+    """Task → other task → how many of its judged rows are also training or validation rows of that one."""
     fewer_rows: Mapping[str, int] = field(default_factory=dict)
     """Tasks that have fewer training rows than the table, and how many."""
 
