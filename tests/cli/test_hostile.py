@@ -63,13 +63,18 @@ def test_settings_that_are_no_numbers(there, mistake, line):
 # 2. remote code
 
 
-def test_a_hosts_own_code_never_runs_unasked(there, mistake, monkeypatch):
+@pytest.fixture
+def coded(there, monkeypatch):
+    """A host with Python code of its own, and a user whose piped text says yes to every question."""
     shutil.copytree(there / "bert", there / "coded")
     config = json.loads((there / "coded" / "config.json").read_text())
     config |= {"auto_map": {"AutoConfig": "evil.Evil"}, "model_type": "evil"}
     (there / "coded" / "config.json").write_text(json.dumps(config))
     (there / "coded" / "evil.py").write_text("open('exploded', 'w')\n")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\ny\ny\n"))
+
+
+def test_a_hosts_own_code_never_runs_unasked(there, coded, mistake):
     told = mistake(*TRAIN, *DATA, "--host", "coded")
     assert "--trust-remote-code" in told
     assert not (there / "exploded").exists()
@@ -99,16 +104,10 @@ def test_a_hosts_own_code_runs_where_it_is_trusted(there, mistake, monkeypatch, 
         inlay.count(transformers.AutoConfig.from_pretrained("other", trust_remote_code=True), inlay.LoRA())
 
 
-def test_no_baseline_of_a_study_asks_whether_a_hosts_own_code_may_run(there, monkeypatch):
+def test_no_baseline_of_a_study_asks_whether_a_hosts_own_code_may_run(there, coded):
     """The same for what opens hosts without the workbench: a question would take piped text for an answer."""
     from inlay.studies.baseline import _Embedder
 
-    shutil.copytree(there / "bert", there / "coded")
-    config = json.loads((there / "coded" / "config.json").read_text())
-    config |= {"auto_map": {"AutoConfig": "evil.Evil"}, "model_type": "evil"}
-    (there / "coded" / "config.json").write_text(json.dumps(config))
-    (there / "coded" / "evil.py").write_text("open('exploded', 'w')\n")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\ny\ny\n"))
     with pytest.raises(ValueError, match="trust_remote_code"):
         _Embedder("coded", 16)
     assert not (there / "exploded").exists()
